@@ -1,0 +1,85 @@
+"""deepreduce: compressed communication of sparse tensors.
+
+>>> import deepreduce as dr, numpy as np
+>>> codec = dr.parse("topr:0.01/bitmap/fp16")
+>>> blob = codec.encode(np.random.default_rng(0).standard_normal((100, 100), np.float32), seed=0)
+>>> dense = dr.decode(blob)
+>>> dense.shape, int((dense != 0).sum())
+((100, 100), 100)
+"""
+
+from .anatomy import MessageInfo, TensorInfo, inspect
+from .codec import IndexCodec, LossyValueCodec, Sparsifier, ValueCodec
+from .errors import (
+    ConfigError,
+    CorruptError,
+    DeepReduceError,
+    FormatError,
+    InputError,
+    TruncatedError,
+    VersionError,
+)
+from .indices.all import All
+from .indices.bitmap import Bitmap
+from .indices.raw import RawIndex
+from .indices.seeded import Seeded
+from .memory import ResidualMemory
+from .pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, encode, parse
+from .policy import BySize
+from .reorder import Order
+from .source import Space
+from .sparse import SparseTensor
+from .sparsify.chunktopr import ChunkTopR
+from .sparsify.none import Keep
+from .sparsify.nonzero import NonZero
+from .sparsify.randomr import RandomR
+from .sparsify.threshold import Threshold
+from .sparsify.topr import TopR
+from .values.half import BF16, FP16
+from .values.raw import RawValue
+from .wire import Reader
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BF16",
+    "FP16",
+    "All",
+    "Bitmap",
+    "BySize",
+    "ChunkTopR",
+    "ConfigError",
+    "CorruptError",
+    "DeepReduce",
+    "DeepReduceError",
+    "FormatError",
+    "IndexCodec",
+    "InputError",
+    "Keep",
+    "LossyValueCodec",
+    "MessageInfo",
+    "NonZero",
+    "Order",
+    "RandomR",
+    "RawIndex",
+    "RawValue",
+    "Reader",
+    "ResidualMemory",
+    "Seeded",
+    "Space",
+    "SparseTensor",
+    "Sparsifier",
+    "TensorInfo",
+    "Threshold",
+    "TopR",
+    "TruncatedError",
+    "ValueCodec",
+    "VersionError",
+    "decode",
+    "decode_many",
+    "decode_many_sparse",
+    "decode_sparse",
+    "encode",
+    "inspect",
+    "parse",
+]

@@ -1,0 +1,110 @@
+"""What is in a message, without decoding it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from . import container
+from .container import Record
+from .pipeline import DeepReduce
+from .sparse import Shape
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """The anatomy of one tensor; `spec` names the codecs that were really used."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    nnz: int
+    spec: str
+    header_bytes: int
+    index_bytes: int
+    order_bytes: int
+    value_bytes: int
+
+    @property
+    def numel(self) -> int:
+        """Elements of the dense tensor."""
+        return prod(self.shape)
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of the dense tensor."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the message; for a named tensor, of its sections."""
+        return self.header_bytes + self.index_bytes + self.order_bytes + self.value_bytes
+
+    @property
+    def bits_per_index(self) -> float:
+        """Bits of the index section for each kept element; 0 where none is kept."""
+        return 8 * self.index_bytes / self.nnz if self.nnz else 0.0
+
+    @property
+    def bits_per_value(self) -> float:
+        """Bits of the value and the order section for each kept element; 0 where none is kept."""
+        return 8 * (self.value_bytes + self.order_bytes) / self.nnz if self.nnz else 0.0
+
+
+@dataclass(frozen=True)
+class MessageInfo:
+    """The anatomy of a message of many tensors; the header is shared, so each tensor counts its sections only."""
+
+    tensors: Mapping[str, TensorInfo]
+    header_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the message."""
+        return self.header_bytes + sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def numel(self) -> int:
+        """Elements of all dense tensors."""
+        return sum(info.numel for info in self.tensors.values())
+
+    @property
+    def nnz(self) -> int:
+        """Kept elements of all tensors."""
+        return sum(info.nnz for info in self.tensors.values())
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all dense tensors."""
+        return sum(info.dense_bytes for info in self.tensors.values())
+
+
+def inspect(blob: Buffer) -> Any:
+    """The anatomy of a message: `TensorInfo` for one tensor, `MessageInfo` for many. The checksum is checked, nothing is decoded.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> info = dr.inspect(dr.encode(np.ones(16, np.float32), "dense"))
+    >>> info.spec, info.numel, info.header_bytes, info.value_bytes, info.nbytes
+    ('none/all/raw', 16, 26, 64, 90)
+    """
+    message = container.read(blob, max_numel=2**63)
+    if message.names is None:
+        record = message.records[0]
+        return _tensor_info(record, memoryview(blob).nbytes - _section_bytes(record))
+    tensors = {name: _tensor_info(record, 0) for name, record in zip(message.names, message.records, strict=True)}
+    return MessageInfo(tensors, memoryview(blob).nbytes - sum(map(_section_bytes, message.records)))
+
+
+def _section_bytes(record: Record) -> int:
+    return sum(len(section) for section in record.sections)
+
+
+def _tensor_info(record: Record, header_bytes: int) -> TensorInfo:
+    spec = str(DeepReduce(*record.stages))
+    return TensorInfo(record.shape, record.dtype, record.nnz, spec, header_bytes, *map(len, record.sections))

@@ -1,0 +1,106 @@
+"""What a sparsifier, an index codec and a value codec are: three short contracts.
+
+Each is a frozen dataclass. Its fields are its parameters: they make its spec string, travel in the header of every message, and are
+checked in ``__post_init__`` by raising `ConfigError`. The reader builds the same object from the header and calls its `decode`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from . import reorder
+from .reorder import Order
+from .source import Source, Space
+from .sparse import Positions, Values
+from .wire import Reader
+
+
+def spelled(default: Any) -> Any:
+    """A parameter that the spec string shows even where it has its default, as readers want to see it."""
+    return field(default=default, metadata={"spelled": True})
+
+
+class Sparsifier(ABC):
+    """Chooses which positions of a gradient are sent."""
+
+    @abstractmethod
+    def select(self, source: Source, seed: int) -> Positions:
+        """The kept positions, increasing and unique; the same for the same gradient and seed."""
+
+
+class IndexCodec(ABC):
+    """Turns positions into bytes and back."""
+
+    lossless: ClassVar[bool] = True
+    """Whether the reader always sees exactly the positions that the sparsifier kept."""
+
+    @property
+    def slips(self) -> bool:
+        """True where the reader puts the values elsewhere than the writer read them: naive Bloom only, the paper's bad example."""
+        return False
+
+    def choose(self, kept: Positions, space: Space) -> IndexCodec:
+        """The codec to use for this tensor; it is the one the message names."""
+        return self
+
+    @abstractmethod
+    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
+        """The index section, and the support: the positions that the reader will see, at which the values are read."""
+
+    @abstractmethod
+    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
+        """The `nnz` positions of the support. The walk checks that they are in range and unique, and that `part` was read to its end."""
+
+    def attach(self, index_part: bytes, support: Positions, order: Order | None, space: Space) -> tuple[bytes, bytes]:
+        """The index and the order section, once the order of the values is known."""
+        return index_part, reorder.encode(order)
+
+    def max_bytes(self, nnz: int, space: Space) -> int:
+        """A bound on the size of the index section."""
+        return 64 + 8 * nnz
+
+
+class ValueCodec(ABC):
+    """Turns a flat array of floats into bytes and back."""
+
+    lossless: ClassVar[bool] = True
+    """Whether every value comes back with the same bits."""
+
+    def choose(self, values: Values) -> ValueCodec:
+        """The codec to use for these values; it is the one the message names."""
+        return self
+
+    @abstractmethod
+    def encode(self, values: Values, seed: int) -> tuple[bytes, Order | None]:
+        """The value section, and the order its values come back in (None: as given)."""
+
+    @abstractmethod
+    def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
+        """The `nnz` values in the order announced. The walk checks that `part` was read to its end."""
+
+    def error_bound(self, values: Values) -> Values | float:
+        """A bound on \\|decoded - value\\|, for each value or for all; 0 where lossless."""
+        return 0.0
+
+    def max_bytes(self, nnz: int, dtype: np.dtype[Any]) -> int:
+        """A bound on the size of the value section."""
+        return 64 + nnz * dtype.itemsize * 9 // 8
+
+
+class LossyValueCodec(ValueCodec):
+    """A value codec that computes in float32: values it cannot hold, NaN and Inf among them, are sent raw instead."""
+
+    lossless: ClassVar[bool] = False
+
+    largest: ClassVar[float] = float(np.finfo(np.float32).max)
+    """The largest magnitude this codec takes."""
+
+    def choose(self, values: Values) -> ValueCodec:
+        from .values.raw import RawValue  # raw is a ValueCodec itself, so this cannot stand at the top
+
+        magnitudes = np.abs(values.astype(np.float64, copy=False))
+        return self if bool(np.all(magnitudes <= self.largest)) else RawValue()

@@ -1,0 +1,40 @@
+"""Every error this package raises on purpose.
+
+::
+
+    DeepReduceError
+    ├── ConfigError     (ValueError)   a codec or a spec string is wrong; raised when it is built
+    ├── InputError      (ValueError)   the tensor cannot be encoded as asked; nothing was changed
+    └── FormatError     (ValueError)   the bytes are not a message that can be decoded
+        ├── TruncatedError (EOFError)  the bytes end too early
+        ├── CorruptError               the bytes contradict themselves or their checksum
+        └── VersionError               the message needs another version, or a codec that is not installed
+"""
+
+
+class DeepReduceError(Exception):
+    """Root of the tree: ``except dr.DeepReduceError`` catches all that follow."""
+
+
+class ConfigError(DeepReduceError, ValueError):
+    """A codec parameter or a spec string is wrong; the message lists what is allowed."""
+
+
+class InputError(DeepReduceError, ValueError):
+    """The given tensor cannot be encoded as asked."""
+
+
+class FormatError(DeepReduceError, ValueError):
+    """The given bytes cannot be decoded."""
+
+
+class TruncatedError(FormatError, EOFError):
+    """The bytes end before the message does."""
+
+
+class CorruptError(FormatError):
+    """The bytes contradict themselves, their checksum or their bounds."""
+
+
+class VersionError(FormatError):
+    """The message was written by a newer version, or needs a codec that is not installed here."""

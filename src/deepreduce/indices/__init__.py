@@ -1,0 +1,1 @@
+"""Index codecs: positions to bytes and back. One method per file."""

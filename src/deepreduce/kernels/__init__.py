@@ -1,0 +1,23 @@
+"""The hot loops, compiled by numba at first use and cached.
+
+Submodules load on first touch (``kernels.bits.pack``), so that importing deepreduce does not import numba.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import bits as bits
+    from . import draw as draw
+    from . import select as select
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    try:
+        return import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"{__name__}.{name}":
+            raise
+        raise AttributeError(f"no kernel module {name!r}") from None

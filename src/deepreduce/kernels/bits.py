@@ -1,0 +1,86 @@
+"""Packing numbers into bits, least significant bit first, in little-endian words of 64."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .jit import inline, kernel
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.uint64]
+
+
+@inline
+def put(words: Words, at: int, number: np.uint64) -> None:
+    """Write a number at bit `at` of zeroed words; one word after its last bit must exist."""
+    word, bit = at >> 6, np.uint64(at & 63)
+    words[word] |= number << bit
+    words[word + 1] |= (number >> np.uint64(1)) >> (np.uint64(63) - bit)
+
+
+@inline
+def get(words: Words, at: int) -> np.uint64:
+    """The 64 bits from bit `at` on; the word after the one that holds it must exist."""
+    word, bit = at >> 6, np.uint64(at & 63)
+    bits: np.uint64 = (words[word] >> bit) | ((words[word + 1] << np.uint64(1)) << (np.uint64(63) - bit))
+    return bits
+
+
+def packed_bytes(count: int, width_bits: int) -> int:
+    """Bytes that `count` numbers of `width_bits` bits take."""
+    return (count * width_bits + 7) // 8
+
+
+def zero_words(size_bits: int) -> Words:
+    """Room for `put`, with its spare words."""
+    return np.zeros(size_bits // 64 + 2, np.uint64)
+
+
+def to_bytes(words: Words, size_bits: int) -> bytes:
+    """The first `size_bits` bits of the words, as the wire has them."""
+    return words.astype("<u8", copy=False).view(np.uint8)[: (size_bits + 7) // 8].tobytes()
+
+
+def to_words(packed: bytes | memoryview | Bytes) -> Words:
+    """A copy of the bytes as words for `get`, with its spare words."""
+    raw = np.frombuffer(packed, np.uint8)
+    words = np.zeros(raw.size // 8 + 2, "<u8")
+    words.view(np.uint8)[: raw.size] = raw
+    return words.astype(np.uint64, copy=False)
+
+
+@kernel
+def _pack(numbers: NDArray[np.uint64], width_bits: int, words: Words) -> None:
+    for i in range(numbers.size):
+        put(words, i * width_bits, numbers[i])
+
+
+@kernel
+def _unpack(words: Words, width_bits: int, out: NDArray[np.uint64]) -> None:
+    mask = (np.uint64(1) << np.uint64(width_bits)) - np.uint64(1)
+    for i in range(out.size):
+        out[i] = get(words, i * width_bits) & mask
+
+
+def pack(numbers: NDArray[np.uint64], width_bits: int) -> bytes:
+    """The low `width_bits` bits (0 to 63) of each number; higher bits must be zero.
+
+    >>> pack(np.uint64([1, 2, 3]), 4).hex()
+    '2103'
+    """
+    size_bits = numbers.size * width_bits
+    words = zero_words(size_bits)
+    _pack(numbers.astype(np.uint64, copy=False), width_bits, words)
+    return to_bytes(words, size_bits)
+
+
+def unpack(packed: bytes | memoryview | Bytes, width_bits: int, count: int) -> NDArray[np.uint64]:
+    """The inverse of `pack`; `packed` holds at least `packed_bytes(count, width_bits)` bytes.
+
+    >>> unpack(bytes.fromhex("2103"), 4, 3)
+    array([1, 2, 3], dtype=uint64)
+    """
+    out = np.empty(count, np.uint64)
+    _unpack(to_words(packed), width_bits, out)
+    return out

@@ -1,0 +1,154 @@
+"""Selecting by magnitude, on the bit patterns.
+
+The bits of |x| read as an unsigned number sort like |x| itself, with Inf and then NaN on top: an exact order for every float, in which
+non-finite values come first and are never lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .jit import kernel
+
+Positions = NDArray[np.int64]
+Bits = NDArray[Any]
+
+ALL_BITS = {n: 2 ** (8 * n) - 1 for n in (2, 4, 8)}
+_BIN_BITS = 15
+
+
+def _infinity(dtype: np.dtype[Any]) -> int:
+    """The bit pattern of +Inf: the least one that is not finite."""
+    return int(np.array(np.inf, dtype).view(f"u{dtype.itemsize}"))
+
+
+@kernel
+def _histogram(bits: Bits, shift: int, bins: int) -> NDArray[np.int64]:
+    counts = np.zeros((4, bins), np.int64)
+    mask = bins - 1
+    full = bits.size // 4 * 4
+    # Four tables, because neighbours often fall into one bin and would wait for each other's store.
+    for i in range(0, full, 4):
+        counts[0, (bits[i] >> shift) & mask] += 1
+        counts[1, (bits[i + 1] >> shift) & mask] += 1
+        counts[2, (bits[i + 2] >> shift) & mask] += 1
+        counts[3, (bits[i + 3] >> shift) & mask] += 1
+    for i in range(full, bits.size):
+        counts[0, (bits[i] >> shift) & mask] += 1
+    total: NDArray[np.int64] = counts.sum(axis=0)
+    return total
+
+
+@kernel
+def _count(bits: Bits, mask: int, least: int) -> int:
+    count = 0
+    for i in range(bits.size):
+        count += (bits[i] & mask) >= least
+    return count
+
+
+@kernel
+def _compact(bits: Bits, mask: int, least: int, count: int) -> Positions:
+    out = np.empty(count + 1, np.int64)  # one spare, so that the store needs no branch
+    n = 0
+    for i in range(bits.size):
+        out[n] = i
+        n += (bits[i] & mask) >= least
+    return out[:count]
+
+
+@kernel
+def _keep(bits: Bits, candidates: Positions, mask: int, least: int, ties: int) -> Positions:
+    """Candidates above `least`, and the first `ties` of those equal to it."""
+    out = np.empty(candidates.size, np.int64)
+    n = 0
+    for i in range(candidates.size):
+        key = bits[candidates[i]] & mask
+        tied = key == least and ties > 0
+        ties -= tied
+        if key > least or tied:
+            out[n] = candidates[i]
+            n += 1
+    return out[:n]
+
+
+def _typed(number: int, bits: Bits) -> Any:
+    """The number in the dtype of the bits: one kernel a width, and no promotion inside the loop."""
+    return bits.dtype.type(number)
+
+
+def at_least(bits: Bits, mask: int, least: int) -> Positions:
+    """Positions where the masked bits are at least `least`."""
+    mask, least = _typed(mask, bits), _typed(least, bits)
+    return _compact(bits, mask, least, _count(bits, mask, least))
+
+
+def above(bits: Bits, dtype: np.dtype[Any], threshold: float) -> Positions:
+    """Positions with |x| >= threshold, and NaN. The threshold is compared exactly, not rounded to the dtype."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.array(threshold, np.float64).astype(dtype)
+    least = int(rounded.view(bits.dtype))
+    if float(rounded) < threshold:
+        least += 1
+    return at_least(bits, ALL_BITS[dtype.itemsize] >> 1, least)
+
+
+def top(bits: Bits, dtype: np.dtype[Any], count: int) -> Positions:
+    """The `count` largest |x|, ties by position, and every non-finite element.
+
+    Two passes over all elements (a histogram of the leading bits; compaction of what lies in the last needed bin or above), then
+    exact selection among those candidates.
+    """
+    if count >= bits.size:
+        return np.arange(bits.size, dtype=np.int64)
+    mask, shift = ALL_BITS[dtype.itemsize] >> 1, 8 * dtype.itemsize - 1 - _BIN_BITS
+    above_or_in = _histogram(bits, _typed(shift, bits), 1 << _BIN_BITS)[::-1].cumsum()[::-1]
+    infinity = _infinity(dtype)
+    # No value straddles: Inf begins a bin in every dtype, as the bin holds at least the exponent.
+    count = max(count, int(above_or_in[infinity >> shift]))
+    lowest_bin = int(np.searchsorted(-above_or_in, -count, side="right")) - 1
+    candidates = _compact(bits, _typed(mask, bits), _typed(lowest_bin << shift, bits), int(above_or_in[lowest_bin]))
+    return _top_of(bits, mask, candidates, count)
+
+
+def _top_of(bits: Bits, mask: int, candidates: Positions, count: int) -> Positions:
+    if candidates.size <= count:
+        return candidates
+    keys = bits[candidates] & _typed(mask, bits)
+    least = np.partition(keys, keys.size - count)[keys.size - count]
+    ties = count - int(np.count_nonzero(keys > least))
+    return _keep(bits, candidates, _typed(mask, bits), least, ties)
+
+
+@kernel
+def _top_between(bits: Bits, mask: int, infinity: int, bounds: Positions, count: int) -> Positions:
+    out = np.empty(bits.size, np.int64)
+    total = 0
+    for c in range(bounds.size - 1):
+        keys = np.sort(bits[bounds[c] : bounds[c + 1]] & mask)
+        wanted = count
+        while wanted < keys.size and keys[keys.size - 1 - wanted] >= infinity:
+            wanted += 1
+        least = keys[max(keys.size - wanted, 0)]
+        ties = wanted
+        for key in keys:
+            ties -= key > least
+        for i in range(bounds[c], bounds[c + 1]):
+            key = bits[i] & mask
+            tied = key == least and ties > 0
+            ties -= tied
+            if key > least or tied:
+                out[total] = i
+                total += 1
+    return out[:total].copy()
+
+
+def top_between(bits: Bits, dtype: np.dtype[Any], bounds: Positions, count: int) -> Positions:
+    """`top` inside each of the ranges bounds[i] to bounds[i + 1], none of which is empty."""
+    if bits.size == 0:
+        return np.empty(0, np.int64)
+    mask = _typed(ALL_BITS[dtype.itemsize] >> 1, bits)
+    return _top_between(bits, mask, _typed(_infinity(dtype), bits), bounds, count)

@@ -1,0 +1,192 @@
+"""The walk and its mirror.
+
+::
+
+    dense ─ sparsify ─ index.encode ─ gather at the support ─ value.encode ─ reorder ─ container.write
+    dense ─ scatter  ─ index.decode ─                       ─ value.decode ─ restore ─ container.read
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import container, registry, reorder
+from .codec import IndexCodec, Sparsifier, ValueCodec
+from .container import DEFAULT_MAX_NUMEL, Record
+from .errors import ConfigError, CorruptError, FormatError, InputError
+from .source import Source, Space, as_source
+from .sparse import Shape, SparseTensor, Values
+from .wire import Reader
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Gradient = Any  # a numpy array, a SparseTensor, or a Source of an adapter
+
+
+@dataclass(frozen=True)
+class DeepReduce:
+    """A sparsifier, an index codec and a value codec: a whole way to send gradients.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> codec = dr.DeepReduce(sparsifier=dr.TopR(2), index=dr.Bitmap(), value=dr.FP16())
+    >>> print(codec)
+    topr:2/bitmap/fp16
+    >>> blob = codec.encode(np.float32([[0.5, -4], [2, 0]]))
+    >>> dr.decode(blob)
+    array([[ 0., -4.],
+           [ 2.,  0.]], dtype=float32)
+    """
+
+    sparsifier: Sparsifier
+    index: IndexCodec
+    value: ValueCodec
+
+    def __post_init__(self) -> None:
+        for stage, codec in zip(registry.STAGES, self.stages, strict=True):
+            if not isinstance(codec, stage.base):
+                raise ConfigError(f"{stage.title} must be a {stage.base.__name__}, got {codec!r}")
+
+    @property
+    def stages(self) -> container.Stages:
+        """The three codecs, in the order of the walk."""
+        return self.sparsifier, self.index, self.value
+
+    def __str__(self) -> str:
+        """The spec: ``parse(str(codec)) == codec``."""
+        return "/".join(registry.format_codec(stage, codec) for stage, codec in zip(registry.STAGES, self.stages, strict=True))
+
+    def encode(self, gradient: Gradient, seed: int = 0) -> bytes:
+        """One self-describing message. The same gradient and seed give the same bytes on every machine.
+
+        Takes a numpy array of any shape and layout (float16, bfloat16, float32, float64) or a `SparseTensor`; never changes it.
+        """
+        return container.write([self._encode(as_source(gradient), check_seed(seed))])
+
+    def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+        """One message for many tensors, each with its name, shape and dtype.
+
+        >>> import deepreduce as dr, numpy as np
+        >>> blob = dr.parse("dense").encode_many({"w": np.ones((2, 2), np.float32), "b": np.zeros(2, np.float16)})
+        >>> dr.decode_many(blob)["b"]
+        array([0., 0.], dtype=float16)
+        """
+        return encode_many(lambda name, source: self, gradients, seed)
+
+    def _encode(self, source: Source, seed: int) -> Record:
+        kept = self.sparsifier.select(source, seed)
+        index = self.index.choose(kept, source.space)
+        index_part, support = index.encode(kept, source.space, seed)
+        values = source.gather(support)
+        value = self.value.choose(values)
+        value_part, order = value.encode(values, seed)
+        index_part, order_part = index.attach(index_part, support, order, source.space)
+        stages = (self.sparsifier, index, value)
+        return Record(source.space.shape, source.dtype, support.size, stages, index_part, order_part, value_part)
+
+
+def parse(spec: str) -> DeepReduce:
+    """The codec of a spec string or of a preset.
+
+    >>> import deepreduce as dr
+    >>> dr.parse("topr:0.01/raw/fp16")
+    DeepReduce(sparsifier=TopR(amount=0.01), index=RawIndex(), value=FP16())
+    """
+    if not isinstance(spec, str):
+        raise ConfigError(f"a spec is a string such as 'topr:0.01/raw/fp16', got {spec!r}")
+    return DeepReduce(*registry.parse_stages(spec))
+
+
+def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
+    """`parse(spec).encode(gradient, seed)` in one call.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> len(dr.encode(np.ones(16, np.float32), "dense"))
+    90
+    """
+    return (parse(spec) if isinstance(spec, str) else spec).encode(gradient, seed)
+
+
+def encode_many(choose: Callable[[str, Source], DeepReduce], gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+    """One message in which every tensor goes by the codec that `choose(name, source)` names."""
+    check_seed(seed)
+    records = []
+    for number, (name, gradient) in enumerate(gradients.items()):
+        if not isinstance(name, str):
+            raise InputError(f"tensors are named by strings, got {name!r}")
+        try:
+            source = as_source(gradient)
+            records.append(choose(name, source)._encode(source, (seed + number) % 2**63))
+        except InputError as error:
+            raise InputError(f"tensor {name!r}: {error}") from error
+    return container.write(records, tuple(gradients))
+
+
+def check_seed(seed: int) -> int:
+    """Seeds travel as numbers below 2**63."""
+    if not 0 <= int(seed) < 2**63:
+        raise InputError(f"a seed lies between 0 and 2**63 - 1, got {seed}")
+    return int(seed)
+
+
+# The mirror
+
+
+def decode(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Values:
+    """The dense tensor of a message, with its shape and dtype.
+
+    The bytes may come from anyone: what is not a valid message is refused with a `FormatError`, and no more than `max_numel` elements
+    are ever allocated for one.
+    """
+    return decode_sparse(blob, max_numel).to_dense()
+
+
+def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTensor:
+    """The tensor of a message without its zeros: ``.indices .values .shape``.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> dr.decode_sparse(dr.encode(np.float32([0, 3, 0]), "nonzero/raw/raw")).values
+    array([3.], dtype=float32)
+    """
+    return restore(_single(blob, max_numel))
+
+
+def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, Values]:
+    """All tensors of a message of `encode_many`, by name; `max_numel` bounds them together."""
+    return {name: tensor.to_dense() for name, tensor in decode_many_sparse(blob, max_numel).items()}
+
+
+def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
+    """`decode_many` without the zeros."""
+    return {name: restore(record) for name, record in _named(blob, max_numel).items()}
+
+
+def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
+    """The walk backwards, for one tensor. An adapter gives the space in which its device enumerates positions."""
+    _, index, value = record.stages
+    index_part, order_part, value_part = map(Reader, record.sections)
+    values = value.decode(value_part, record.nnz, record.dtype)
+    value_part.expect_end()
+    positions = index.decode(index_part, record.nnz, space_of(record.shape))
+    index_part.expect_end()
+    values = reorder.restore(values, reorder.decode(order_part, record.nnz))
+    try:
+        return SparseTensor.from_unsorted(positions, values, record.shape)
+    except InputError as error:
+        raise CorruptError(f"the message decodes to no valid tensor: {error}") from error
+
+
+def _single(blob: Buffer, max_numel: int) -> Record:
+    message = container.read(blob, max_numel)
+    if message.names is not None:
+        raise FormatError(f"the message holds {len(message.names)} named tensors: decode_many reads it")
+    return message.records[0]
+
+
+def _named(blob: Buffer, max_numel: int) -> dict[str, Record]:
+    message = container.read(blob, max_numel)
+    if message.names is None:
+        raise FormatError("the message holds one tensor without a name: decode reads it")
+    return dict(zip(message.names, message.records, strict=True))

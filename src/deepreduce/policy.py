@@ -1,0 +1,47 @@
+"""Which tensor goes by which codec: policies are objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from .errors import ConfigError
+from .pipeline import DeepReduce, Gradient, encode_many
+from .source import Source
+
+
+class Policy(Protocol):
+    """Anything with `encode_many`: a `DeepReduce`, or a choice among several."""
+
+    def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+        """One message of all the tensors."""
+        ...
+
+
+@dataclass(frozen=True)
+class BySize:
+    """Tensors below `numel` elements go by `small`, all others by `large`.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> policy = dr.BySize(1024, small=dr.parse("dense"), large=dr.parse("topr:0.01/raw/fp16"))
+    >>> blob = policy.encode_many({"weight": np.ones(5000, np.float32), "bias": np.ones(10, np.float32)})
+    >>> {name: info.spec for name, info in dr.inspect(blob).tensors.items()}
+    {'weight': 'topr:0.01/raw/fp16', 'bias': 'none/all/raw'}
+    """
+
+    numel: int
+    small: DeepReduce
+    large: DeepReduce
+
+    def __post_init__(self) -> None:
+        if self.numel < 0:
+            raise ConfigError(f"BySize takes a number of elements of at least 0, got {self.numel}")
+
+    def choose(self, name: str, source: Source) -> DeepReduce:
+        """The codec for this tensor."""
+        return self.small if source.numel < self.numel else self.large
+
+    def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+        """One message in which each tensor goes by its own codec."""
+        return encode_many(self.choose, gradients, seed)

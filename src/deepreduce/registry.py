@@ -1,0 +1,296 @@
+"""Names, wire ids and spec strings of all codecs.
+
+A spec is ``sparsifier/index/value``, each ``name[:first-argument][,key=value]*``. The tables below are the whole registration of the
+built-in codecs; other packages add theirs by entry points in the groups named in `STAGES`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+from .codec import IndexCodec, Sparsifier, ValueCodec
+from .errors import ConfigError
+from .indices.all import All
+from .indices.bitmap import Bitmap
+from .indices.raw import RawIndex
+from .indices.seeded import Seeded
+from .sparsify.chunktopr import ChunkTopR
+from .sparsify.none import Keep
+from .sparsify.nonzero import NonZero
+from .sparsify.randomr import RandomR
+from .sparsify.threshold import Threshold
+from .sparsify.topr import TopR
+from .values.half import BF16, FP16
+from .values.raw import RawValue
+
+
+class Entry(NamedTuple):
+    """One codec: the id that messages carry (never reused), the name in specs, and the class."""
+
+    wire_id: int
+    name: str
+    codec: Any
+
+
+NAMED = 0
+"""The wire id of a third-party codec: its name follows, as ids of other packages could clash."""
+
+SPARSIFIERS = (
+    Entry(1, "none", Keep),
+    Entry(2, "nonzero", NonZero),
+    Entry(3, "topr", TopR),
+    Entry(4, "randomr", RandomR),
+    Entry(5, "threshold", Threshold),
+    Entry(6, "chunktopr", ChunkTopR),
+)
+
+INDICES = (
+    Entry(1, "raw", RawIndex),
+    Entry(2, "bitmap", Bitmap),
+    Entry(3, "all", All),
+    Entry(4, "seeded", Seeded),
+)
+
+VALUES = (
+    Entry(1, "raw", RawValue),
+    Entry(2, "fp16", FP16),
+    Entry(3, "bf16", BF16),
+)
+
+PRESETS = {
+    "dense": "none/all/raw",
+}
+"""Whole specs by name."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the three places in a spec: its table, and the entry-point group by which other packages add to it."""
+
+    title: str
+    group: str
+    base: type[Any]
+    table: tuple[Entry, ...]
+
+    def entries(self) -> Iterator[Entry]:
+        """The built-in codecs, then those of other packages; a built-in name cannot be taken."""
+        yield from self.table
+        yield from _third_party(self)
+
+    def by_name(self, name: str) -> Entry | None:
+        """The codec of this name; other packages are asked only when no built-in one has it."""
+        return next((entry for entry in self.entries() if entry.name == name), None)
+
+    def by_id(self, wire_id: int) -> Entry | None:
+        """The built-in codec of this wire id."""
+        return next((entry for entry in self.table if entry.wire_id == wire_id), None)
+
+    def by_codec(self, codec: object) -> Entry:
+        """The row of a codec object."""
+        for entry in self.entries():
+            if entry.codec is type(codec):
+                return entry
+        raise ConfigError(f"{type(codec).__name__} is not a registered {self.title}; allowed: {', '.join(self.names())}")
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        return sorted(entry.name for entry in self.entries())
+
+
+@cache
+def _third_party(stage: Stage) -> tuple[Entry, ...]:
+    from importlib.metadata import entry_points  # slow to import, and seldom needed
+
+    taken = {entry.name for entry in stage.table}
+    found = {}
+    for point in sorted(entry_points(group=stage.group), key=lambda point: (point.name, point.value)):
+        if point.name in taken or point.name in found:
+            continue
+        codec = point.load()
+        if not (isinstance(codec, type) and issubclass(codec, stage.base)):
+            raise ConfigError(f"entry point {point.value!r} in group {stage.group!r} is not a {stage.base.__name__}")
+        found[point.name] = Entry(NAMED, point.name, codec)
+    return tuple(found.values())
+
+
+SPARSIFIER_STAGE = Stage("sparsifier", "deepreduce.sparsifiers", Sparsifier, SPARSIFIERS)
+INDEX_STAGE = Stage("index codec", "deepreduce.indices", IndexCodec, INDICES)
+VALUE_STAGE = Stage("value codec", "deepreduce.values", ValueCodec, VALUES)
+STAGES = (SPARSIFIER_STAGE, INDEX_STAGE, VALUE_STAGE)
+
+
+# Spec strings: text to codecs
+
+
+def parse_stages(spec: str) -> tuple[Sparsifier, IndexCodec, ValueCodec]:
+    """The three codecs of a spec or preset.
+
+    >>> parse_stages("topr:0.01/raw/fp16")
+    (TopR(amount=0.01), RawIndex(), FP16())
+    >>> parse_stages("topr:0.01/row/raw")
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.ConfigError: unknown index codec 'row': did you mean 'raw'? allowed: all, bitmap, raw, seeded
+      topr:0.01/row/raw
+                ^^^
+    """
+    whole = PRESETS.get(spec, spec)
+    pieces = whole.split("/")
+    if len(pieces) != len(STAGES):
+        raise ConfigError(
+            f"a spec is sparsifier/index/value or one of the presets {', '.join(sorted(PRESETS))}; got {spec!r} with {len(pieces)} part(s)"
+        )
+    starts = [0, len(pieces[0]) + 1, len(pieces[0]) + len(pieces[1]) + 2]
+    sparsifier, index, value = (
+        _parse_piece(stage, whole, start, piece) for stage, start, piece in zip(STAGES, starts, pieces, strict=True)
+    )
+    return sparsifier, index, value
+
+
+def _parse_piece(stage: Stage, spec: str, start: int, piece: str) -> Any:
+    name, colon, arguments = piece.partition(":")
+    entry = stage.by_name(name)
+    if entry is None:
+        close = difflib.get_close_matches(name, stage.names(), 1)
+        hint = f": did you mean {close[0]!r}?" if close else ";"
+        raise _pointed(f"unknown {stage.title} {name!r}{hint} allowed: {', '.join(stage.names())}", spec, start, name)
+    if colon and not arguments:
+        raise _pointed(f"{name!r} has a ':' but no argument", spec, start, piece)
+    given = {}
+    at = start + len(name) + 1
+    for number, argument in enumerate(arguments.split(",") if arguments else []):
+        try:
+            key, value = _parse_argument(entry, argument, number)
+            if key in given:
+                raise ConfigError(f"{name} got {key!r} twice")
+        except ConfigError as error:
+            raise _pointed(str(error), spec, at, argument) from None
+        given[key] = value
+        at += len(argument) + 1
+    try:
+        return build(entry, given)
+    except ConfigError as error:
+        raise _pointed(str(error), spec, start, piece) from None
+
+
+def _pointed(problem: str, spec: str, start: int, piece: str) -> ConfigError:
+    return ConfigError(f"{problem}\n  {spec}\n  {' ' * start}{'^' * max(1, len(piece))}")
+
+
+def _parse_argument(entry: Entry, argument: str, number: int) -> tuple[str, object]:
+    kinds = parameters(entry.codec)
+    key, equals, value = argument.partition("=")
+    if not equals:
+        if number or not kinds:
+            raise ConfigError(f"{entry.name} takes {_signature(entry)}, got {argument!r}")
+        key, value = next(iter(kinds)), argument
+    if key not in kinds:
+        raise ConfigError(f"{entry.name} has no parameter {key!r}; it takes {_signature(entry)}")
+    return key, parse_value(value, kinds[key], f"{entry.name}'s {key}")
+
+
+def _signature(entry: Entry) -> str:
+    return ", ".join(f"{key}={_kind_name(kind)}" for key, kind in parameters(entry.codec).items()) or "no parameters"
+
+
+def build(entry: Entry, given: dict[str, Any]) -> Any:
+    """The codec object; a missing required parameter is an error that lists the parameters."""
+    missing = [f.name for f in fields(entry.codec) if f.name not in given and f.default is MISSING and f.default_factory is MISSING]
+    if missing:
+        raise ConfigError(f"{entry.name} needs {', '.join(missing)}; it takes {_signature(entry)}")
+    return entry.codec(**given)
+
+
+@cache
+def parameters(codec: Any) -> dict[str, Any]:
+    """The parameters of a codec class and their types, in order."""
+    hints = typing.get_type_hints(codec)
+    return {f.name: hints[f.name] for f in fields(codec)}
+
+
+def _members(kind: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return typing.get_args(kind) if is_union else (kind,)
+
+
+def _kind_name(kind: Any) -> str:
+    names = []
+    for member in _members(kind):
+        if typing.get_origin(member) is Literal:
+            names += [str(choice) for choice in typing.get_args(member)]
+        else:
+            names.append("auto" if member is type(None) else member.__name__)
+    return "|".join(names)
+
+
+def parse_value(text: str, kind: Any, what: str) -> object:
+    """A parameter from its text; ``auto`` is None where the type allows None."""
+    for member in _members(kind):
+        try:
+            return _parse_as(text, member)
+        except (KeyError, ValueError):
+            continue
+    raise ConfigError(f"{what} is {_kind_name(kind)}, got {text!r}")
+
+
+def _parse_as(text: str, kind: Any) -> object:
+    if kind is type(None):
+        return {"auto": None}[text]
+    if kind is bool:
+        return {"true": True, "false": False}[text]
+    if typing.get_origin(kind) is Literal:
+        return {str(choice): choice for choice in typing.get_args(kind)}[text]
+    if "_" in text or text != text.strip():
+        raise ValueError(text)
+    return kind(text)
+
+
+# Spec strings: codecs to text
+
+
+def format_value(value: object) -> str:
+    """A parameter as text that `parse_value` reads back."""
+    if value is None:
+        return "auto"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def format_codec(stage: Stage, codec: object) -> str:
+    """The text that gives this codec back; defaults are left out, unless they are `spelled`.
+
+    >>> format_codec(SPARSIFIER_STAGE, ChunkTopR(32))
+    'chunktopr:32'
+    """
+    entry = stage.by_codec(codec)
+    arguments = []
+    for number, f in enumerate(fields(entry.codec)):
+        value = getattr(codec, f.name)
+        if f.metadata.get("spelled") or value != f.default or type(value) is not type(f.default):
+            text = format_value(value)
+            arguments.append(text if number == 0 else f"{f.name}={text}")
+    return entry.name + (":" + ",".join(arguments) if arguments else "")
+
+
+def wire_arguments(codec: Any) -> str:
+    """All parameters in order, defaults too: a message must not change its meaning when a default does.
+
+    >>> wire_arguments(ChunkTopR(32))
+    '32,4096'
+    """
+    return ",".join(format_value(getattr(codec, f.name)) for f in fields(codec))
+
+
+def from_wire_arguments(entry: Entry, arguments: str) -> Any:
+    """The codec of a message. Parameters that a later version appended take their default."""
+    texts = arguments.split(",") if arguments else []
+    kinds = parameters(entry.codec)
+    if len(texts) > len(kinds):
+        raise ConfigError(f"{entry.name} takes {len(kinds)} parameters, got {arguments!r}")
+    given = {key: parse_value(text, kind, f"{entry.name}'s {key}") for text, (key, kind) in zip(texts, kinds.items(), strict=False)}
+    return build(entry, given)

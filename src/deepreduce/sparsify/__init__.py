@@ -1,0 +1,1 @@
+"""Sparsifiers: which positions of a gradient are sent. One method per file."""

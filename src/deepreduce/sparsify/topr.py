@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codec import Sparsifier
+from ..source import Source
+from ..sparse import Positions
+from .amount import check_amount, count_of
+
+
+@dataclass(frozen=True)
+class TopR(Sparsifier):
+    """`topr`: the largest magnitudes, exactly; ties go to the lower position. A float is a ratio, an int a count.
+
+    NaN and Inf are always kept, even where they are more than asked for. Paper, section 2.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> dr.decode(dr.parse("topr:2/raw/raw").encode(np.float32([1, -4, 2, -3])))
+    array([ 0., -4.,  0., -3.], dtype=float32)
+    """
+
+    amount: int | float
+
+    def __post_init__(self) -> None:
+        check_amount(self.amount, "topr")
+
+    def select(self, source: Source, seed: int) -> Positions:
+        return source.top(count_of(self.amount, source.numel))

@@ -1,0 +1,1 @@
+"""Value codecs: floats to bytes and back. One method per file."""

@@ -1,0 +1,110 @@
+"""Checked reading and plain writing of little-endian bytes.
+
+Bytes from a peer are hostile: they are touched through a `Reader` only, which bounds every length before it allocates.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import CorruptError, TruncatedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Part = bytes | memoryview
+
+
+def varint(number: int) -> bytes:
+    """LEB128: seven bits a byte, least significant first.
+
+    >>> varint(300).hex()
+    'ac02'
+    """
+    if number < 0x80:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def text(string: str) -> bytes:
+    """UTF-8 with its length in front."""
+    raw = string.encode()
+    return varint(len(raw)) + raw
+
+
+class Reader:
+    """Reads from the front of a buffer; every length is checked first.
+
+    >>> reader = Reader(b"\\x03abc\\x07")
+    >>> reader.text(), reader.byte()
+    ('abc', 7)
+    >>> reader.take(2)
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.TruncatedError: need 2 bytes at offset 5, have 0
+    """
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._view = memoryview(buffer).cast("B")
+        self.offset = 0
+
+    @property
+    def remaining(self) -> int:
+        """Bytes not read yet."""
+        return len(self._view) - self.offset
+
+    def take(self, size_bytes: int) -> memoryview:
+        """The next bytes, as a view."""
+        if size_bytes > self.remaining:
+            raise TruncatedError(f"need {size_bytes} bytes at offset {self.offset}, have {self.remaining}")
+        start = self.offset
+        self.offset += size_bytes
+        return self._view[start : self.offset]
+
+    def rest(self) -> memoryview:
+        """All bytes that are left, as a view."""
+        return self.take(self.remaining)
+
+    def byte(self) -> int:
+        """One byte as a number."""
+        return self.take(1)[0]
+
+    def varint(self, limit: int = 2**63 - 1) -> int:
+        """A LEB128 number, at most `limit`; the shortest form only."""
+        number = 0
+        for shift in range(0, 70, 7):
+            byte = self.byte()
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if byte == 0 and shift:
+                    raise CorruptError(f"a number at offset {self.offset} is longer than it needs to be")
+                if number > limit:
+                    raise CorruptError(f"number {number} before offset {self.offset} is above {limit}")
+                return number
+        raise CorruptError(f"a number at offset {self.offset} is longer than 10 bytes")
+
+    def text(self, limit: int = 65535) -> str:
+        """A string with its length in front."""
+        raw = bytes(self.take(self.varint(limit)))
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptError(f"text before offset {self.offset} is not UTF-8") from error
+
+    def array(self, dtype: Any, count: int) -> NDArray[Any]:
+        """`count` items as a new, aligned array; nothing is allocated before the length is known to fit."""
+        wanted = np.dtype(dtype)
+        return np.frombuffer(self.take(wanted.itemsize * count), np.uint8).copy().view(wanted)
+
+    def expect_end(self) -> None:
+        """Refuse bytes that nobody asked for."""
+        if self.remaining:
+            raise CorruptError(f"{self.remaining} unexpected bytes at offset {self.offset}")
