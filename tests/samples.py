@@ -14,7 +14,7 @@ SPARSIFIER_SAMPLES = [
     "threshold:0.5",
     "chunktopr:2,chunk=16",
 ]
-INDEX_SAMPLES = ["raw", "bitmap", "all", "seeded"]
+INDEX_SAMPLES = ["raw", "bitmap", "all", "seeded", "pco"]
 VALUE_SAMPLES = ["raw", "fp16", "bf16"]
 
 SAMPLES = dict(zip(registry.STAGES, (SPARSIFIER_SAMPLES, INDEX_SAMPLES, VALUE_SAMPLES), strict=True))

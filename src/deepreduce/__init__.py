@@ -21,6 +21,7 @@ from .errors import (
 )
 from .indices.all import All
 from .indices.bitmap import Bitmap
+from .indices.pco import PcoIndex
 from .indices.raw import RawIndex
 from .indices.seeded import Seeded
 from .memory import ResidualMemory
@@ -60,6 +61,7 @@ __all__ = [
     "MessageInfo",
     "NonZero",
     "Order",
+    "PcoIndex",
     "RandomR",
     "RawIndex",
     "RawValue",

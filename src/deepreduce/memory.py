@@ -45,7 +45,9 @@ class ResidualMemory:
         """The gradient with what is owed added to it: a new array. Nothing is remembered before `update`."""
         if self.momentum:
             gradient = gradient + self._known(self._velocities, name, gradient) * gradient.dtype.type(self.momentum)
-        return gradient + self._known(self._residuals, name, gradient) * gradient.dtype.type(self.decay)
+        owed = self._known(self._residuals, name, gradient) * gradient.dtype.type(self.decay)
+        compensated: Values = gradient + owed
+        return compensated
 
     def update(self, name: str, compensated: Values, sent: SparseTensor) -> None:
         """Remember what `compensated` has and `sent` has not. A step with NaN or Inf in it is skipped whole: it leaves no trace."""

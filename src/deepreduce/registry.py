@@ -18,6 +18,7 @@ from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError
 from .indices.all import All
 from .indices.bitmap import Bitmap
+from .indices.pco import PcoIndex
 from .indices.raw import RawIndex
 from .indices.seeded import Seeded
 from .sparsify.chunktopr import ChunkTopR
@@ -55,6 +56,7 @@ INDICES = (
     Entry(2, "bitmap", Bitmap),
     Entry(3, "all", All),
     Entry(4, "seeded", Seeded),
+    Entry(10, "pco", PcoIndex),
 )
 
 VALUES = (
@@ -133,10 +135,10 @@ def parse_stages(spec: str) -> tuple[Sparsifier, IndexCodec, ValueCodec]:
 
     >>> parse_stages("topr:0.01/raw/fp16")
     (TopR(amount=0.01), RawIndex(), FP16())
-    >>> parse_stages("topr:0.01/row/raw")
+    >>> parse_stages("topr:0.01/row/raw")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    deepreduce.errors.ConfigError: unknown index codec 'row': did you mean 'raw'? allowed: all, bitmap, raw, seeded
+    deepreduce.errors.ConfigError: unknown index codec 'row': did you mean 'raw'? allowed: all, ... seeded
       topr:0.01/row/raw
                 ^^^
     """
@@ -188,23 +190,30 @@ def _parse_argument(entry: Entry, argument: str, number: int) -> tuple[str, obje
     key, equals, value = argument.partition("=")
     if not equals:
         if number or not kinds:
-            raise ConfigError(f"{entry.name} takes {_signature(entry)}, got {argument!r}")
+            raise ConfigError(f"{entry.name} takes {signature(entry)}, got {argument!r}")
         key, value = next(iter(kinds)), argument
     if key not in kinds:
-        raise ConfigError(f"{entry.name} has no parameter {key!r}; it takes {_signature(entry)}")
+        raise ConfigError(f"{entry.name} has no parameter {key!r}; it takes {signature(entry)}")
     return key, parse_value(value, kinds[key], f"{entry.name}'s {key}")
 
 
-def _signature(entry: Entry) -> str:
+def signature(entry: Entry) -> str:
+    """The parameters of a codec and their types, for people."""
     return ", ".join(f"{key}={_kind_name(kind)}" for key, kind in parameters(entry.codec).items()) or "no parameters"
 
 
 def build(entry: Entry, given: dict[str, Any]) -> Any:
     """The codec object; a missing required parameter is an error that lists the parameters."""
-    missing = [f.name for f in fields(entry.codec) if f.name not in given and f.default is MISSING and f.default_factory is MISSING]
+    missing = missing_parameters(entry, given)
     if missing:
-        raise ConfigError(f"{entry.name} needs {', '.join(missing)}; it takes {_signature(entry)}")
+        raise ConfigError(f"{entry.name} needs {', '.join(missing)}; it takes {signature(entry)}")
     return entry.codec(**given)
+
+
+def missing_parameters(entry: Entry, given: dict[str, Any]) -> list[str]:
+    """The parameters without a default that are not given."""
+    required = (f.name for f in fields(entry.codec) if f.default is MISSING and f.default_factory is MISSING)
+    return [name for name in required if name not in given]
 
 
 @cache

@@ -83,17 +83,17 @@ class DenseSource(Source):
         return np.arange(self.numel, dtype=np.int64)
 
     def nonzero(self) -> Positions:
-        return kernels.select.at_least(self._bits, kernels.select.ALL_BITS[self.dtype.itemsize], 1)
+        return kernels.selection.at_least(self._bits, kernels.selection.ALL_BITS[self.dtype.itemsize], 1)
 
     def top(self, count: int) -> Positions:
-        return kernels.select.top(self._bits, self.dtype, count)
+        return kernels.selection.top(self._bits, self.dtype, count)
 
     def above(self, threshold: float) -> Positions:
-        return kernels.select.above(self._bits, self.dtype, threshold)
+        return kernels.selection.above(self._bits, self.dtype, threshold)
 
     def chunk_top(self, chunk: int, count: int) -> Positions:
         bounds = np.append(np.arange(0, self.numel, chunk), self.numel)
-        return kernels.select.top_between(self._bits, self.dtype, bounds, count)
+        return kernels.selection.top_between(self._bits, self.dtype, bounds, count)
 
     def gather(self, positions: Positions) -> Values:
         return self._flat[positions]
@@ -123,7 +123,7 @@ class SparseSource(Source):
     def chunk_top(self, chunk: int, count: int) -> Positions:
         starts = np.flatnonzero(np.diff(self._indices // chunk, prepend=-1))
         bounds = np.append(starts, self._indices.size)
-        return self._indices[kernels.select.top_between(self._stored._bits, self.dtype, bounds, count)]
+        return self._indices[kernels.selection.top_between(self._stored._bits, self.dtype, bounds, count)]
 
     def gather(self, positions: Positions) -> Values:
         found = np.searchsorted(self._indices, positions)

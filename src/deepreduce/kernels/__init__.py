@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import bits as bits
     from . import draw as draw
-    from . import select as select
+    from . import huffman as huffman
+    from . import selection as selection
 
 
 def __getattr__(name: str) -> Any:

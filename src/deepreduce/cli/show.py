@@ -1,0 +1,119 @@
+"""`deepreduce inspect` and `deepreduce codecs`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect as introspection
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from .. import registry
+from ..anatomy import MessageInfo, TensorInfo, inspect
+from . import files
+
+
+def add(commands: Any) -> None:
+    """The two commands."""
+    anatomy = commands.add_parser(
+        "inspect",
+        help="the anatomy of a message",
+        description="Show the codecs, sections and bytes of a message. The checksum is checked, nothing is decoded.",
+        epilog="example: deepreduce inspect message.dr --json | jq .nbytes",
+    )
+    anatomy.add_argument("source", type=Path, metavar="MESSAGE", help="file written by encode")
+    anatomy.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    anatomy.set_defaults(run=run_inspect)
+
+    codecs = commands.add_parser(
+        "codecs",
+        help="all codecs, their parameters and presets",
+        description="List everything that a spec 'sparsifier/index/value' may name; each piece is name[:first-argument][,key=value]*.",
+        epilog="example: deepreduce codecs",
+    )
+    codecs.set_defaults(run=run_codecs)
+
+
+def run_inspect(args: argparse.Namespace) -> None:
+    """Print the anatomy of a message file."""
+    info: TensorInfo | MessageInfo = inspect(files.read_blob(args.source))
+    if args.json:
+        print(json.dumps(as_json(info), indent=2))
+        return
+    console = _console()
+    console.print(_anatomy_table(info))
+    console.print(f"\ncodecs: {', '.join(_specs(info))}")
+    ratio = f"{info.dense_bytes / info.nbytes:.1f} times smaller than" if info.dense_bytes else "of"
+    console.print(f"{info.nbytes:,} bytes ({info.header_bytes:,} header), {ratio} {info.dense_bytes:,} dense")
+
+
+def as_json(info: TensorInfo | MessageInfo) -> dict[str, Any]:
+    """The anatomy as plain numbers and strings."""
+    if isinstance(info, MessageInfo):
+        tensors = {name: as_json(tensor) for name, tensor in info.tensors.items()}
+        return {"nbytes": info.nbytes, "header_bytes": info.header_bytes, "tensors": tensors}
+    plain = dataclasses.asdict(info) | {"dtype": str(info.dtype), "shape": list(info.shape)}
+    for name in ("numel", "nbytes", "dense_bytes", "bits_per_index", "bits_per_value"):
+        plain[name] = getattr(info, name)
+    return plain
+
+
+def _tensors(info: TensorInfo | MessageInfo) -> Mapping[str, TensorInfo]:
+    return info.tensors if isinstance(info, MessageInfo) else {"-": info}
+
+
+def _specs(info: TensorInfo | MessageInfo) -> list[str]:
+    return list(dict.fromkeys(tensor.spec for tensor in _tensors(info).values()))
+
+
+def _anatomy_table(info: TensorInfo | MessageInfo) -> Table:
+    mixed = len(_specs(info)) > 1
+    table = Table(box=None, pad_edge=False)
+    for title in ("tensor", "shape", "dtype", *(["codecs"] if mixed else [])):
+        table.add_column(title, overflow="fold")
+    for title in ("kept", "index bytes", "order bytes", "value bytes", "bits/index", "bits/value"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, tensor in _tensors(info).items():
+        shape = "x".join(map(str, tensor.shape)) or "()"
+        table.add_row(name, shape, str(tensor.dtype), *([tensor.spec] if mixed else []), *_numbers(tensor))
+    return table
+
+
+def _numbers(tensor: TensorInfo) -> list[str]:
+    sizes = (tensor.nnz, tensor.index_bytes, tensor.order_bytes, tensor.value_bytes)
+    return [f"{size:,}" for size in sizes] + [f"{tensor.bits_per_index:.2f}", f"{tensor.bits_per_value:.2f}"]
+
+
+def run_codecs(args: argparse.Namespace) -> None:
+    """Print the registry."""
+    console = _console()
+    for stage in registry.STAGES:
+        table = Table(title=f"{stage.title}s", title_justify="left", box=None, pad_edge=False, title_style="bold")
+        for column in ("name", "parameters", "what it does"):
+            table.add_column(column, overflow="fold")
+        for entry in stage.entries():
+            table.add_row(entry.name, registry.signature(entry), _summary(entry.codec))
+        console.print(table, "")
+    presets = Table(title="presets", title_justify="left", box=None, pad_edge=False, title_style="bold")
+    presets.add_column("name")
+    presets.add_column("spec")
+    for name, spec in registry.PRESETS.items():
+        presets.add_row(name, spec)
+    console.print(presets)
+
+
+def _summary(codec: type[Any]) -> str:
+    """The first sentence of the docstring, without the name it begins with."""
+    first = (introspection.getdoc(codec) or "").split("\n")[0]
+    return first.partition("`: ")[2] or first
+
+
+def _console() -> Console:
+    """Tables as wide as the terminal; wide enough to keep every row on one line where the output is no terminal."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=200)

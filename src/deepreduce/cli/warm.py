@@ -1,0 +1,56 @@
+"""`deepreduce warmup`: compile every kernel once, so that the first training step does not."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from .. import pipeline, registry
+from ..sparse import FLOAT_DTYPES
+
+
+def add(commands: Any) -> None:
+    """The command."""
+    warmup = commands.add_parser(
+        "warmup",
+        help="compile the kernels now",
+        description="Compile all kernels for all dtypes and cache them on disk, so that no training step waits for it.",
+        epilog="example: deepreduce warmup --codec topr:0.01/bitmap/fp16",
+    )
+    warmup.add_argument("--codec", action="append", metavar="SPEC", help="only what this spec needs (may be repeated)")
+    warmup.set_defaults(run=run_warmup)
+
+
+def run_warmup(args: argparse.Namespace) -> None:
+    """Compile, and say how long it took."""
+    start = time.perf_counter()
+    specs = args.codec or all_specs()
+    for spec in specs:
+        compile_for(spec)
+    print(f"compiled the kernels of {len(specs)} spec(s) in {time.perf_counter() - start:.1f} s")
+
+
+def compile_for(spec: str) -> None:
+    """Encode and decode a small tensor of every dtype, writable and not: each is a type of its own to the compiler."""
+    codec = pipeline.parse(spec)
+    gradient = np.random.default_rng(0).standard_normal((8, 40))
+    for dtype in FLOAT_DTYPES:
+        array = gradient.astype(dtype)
+        pipeline.decode(codec.encode(array))
+        array.flags.writeable = False
+        codec.encode(array)
+
+
+def all_specs() -> list[str]:
+    """Specs that name every codec that needs no argument, and the common sparsifiers."""
+    indices = [f"topr:0.1/{name}/raw" for name in _without_arguments(registry.INDEX_STAGE)]
+    values = [f"topr:0.1/raw/{name}" for name in _without_arguments(registry.VALUE_STAGE)]
+    sparsifiers = [f"{piece}/raw/raw" for piece in ("nonzero", "randomr:0.1", "threshold:0.1", "chunktopr:2,chunk=8")]
+    return indices + values + sparsifiers
+
+
+def _without_arguments(stage: registry.Stage) -> list[str]:
+    return [entry.name for entry in stage.table if not registry.missing_parameters(entry, {})]

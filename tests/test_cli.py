@@ -1,0 +1,107 @@
+import json
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import deepreduce as dr
+from deepreduce.cli.main import main
+from deepreduce.data import load
+
+
+def run(*arguments):
+    return main([str(argument) for argument in arguments])
+
+
+def test_one_tensor_there_and_back(tmp_path, capsys):
+    gradient = load("resnet20")["l.8.c2.weight"]
+    np.save(tmp_path / "g.npy", gradient)
+    assert run("encode", tmp_path / "g.npy", tmp_path / "g.dr", "--codec", "topr:0.01/raw/fp16", "--seed", 3) == 0
+    blob = (tmp_path / "g.dr").read_bytes()
+    assert blob == dr.encode(gradient, "topr:0.01/raw/fp16", seed=3)
+    assert f"{len(blob):,} bytes" in capsys.readouterr().out
+    assert run("decode", tmp_path / "g.dr", tmp_path / "back.npy") == 0
+    assert np.array_equal(np.load(tmp_path / "back.npy"), dr.decode(blob))
+    assert run("inspect", tmp_path / "g.dr", "--json") == 0
+    shown = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
+    info = dr.inspect(blob)
+    assert (shown["nbytes"], shown["index_bytes"], shown["spec"], shown["shape"]) == (
+        len(blob),
+        info.index_bytes,
+        info.spec,
+        [64, 64, 3, 3],
+    )
+
+
+def test_many_tensors_there_and_back(tmp_path, capsys):
+    tensors = {"file": np.float32([1, 0, 2]), "a/b": np.ones((2, 2), np.float64), "h": np.ones(3, ml_dtypes.bfloat16)}
+    np.savez(tmp_path / "g.npz", **{name: tensor for name, tensor in tensors.items() if name != "file"}, x=tensors["file"])
+    assert run("encode", tmp_path / "g.npz", tmp_path / "g.dr", "--codec", "nonzero/bitmap/raw") == 0
+    assert run("inspect", tmp_path / "g.dr") == 0
+    shown = capsys.readouterr().out
+    assert "nonzero/bitmap/raw" in shown
+    assert "bfloat16" in shown
+    assert run("decode", tmp_path / "g.dr", tmp_path / "back.npz") == 0
+    back = np.load(tmp_path / "back.npz")
+    assert back["a/b"].tolist() == [[1, 1], [1, 1]]
+    assert back["x"].tolist() == [1, 0, 2]
+    assert back["h"].view(ml_dtypes.bfloat16).tolist() == [1, 1, 1]
+
+
+def test_codecs_lists_every_name_and_preset(capsys):
+    from deepreduce import registry
+
+    assert run("codecs") == 0
+    shown = capsys.readouterr().out
+    for stage in registry.STAGES:
+        assert all(f"\n{entry.name} " in shown for entry in stage.table)
+    assert all(spec in shown for spec in registry.PRESETS.values())
+
+
+def test_problems_are_told_in_one_line_with_an_exit_code(tmp_path, capsys):
+    np.save(tmp_path / "g.npy", np.ones(4, np.float32))
+    np.save(tmp_path / "int.npy", np.arange(4))
+    (tmp_path / "bad.dr").write_bytes(b"nonsense")
+    (tmp_path / "bad.npy").write_bytes(b"nonsense")
+    good = ["--codec", "dense"]
+    assert run("encode", tmp_path / "g.npy", tmp_path / "m.dr", *good) == 0
+    for code, complaint, arguments in [
+        (1, "none.npy is not a readable .npy or .npz file: No such file", ["encode", tmp_path / "none.npy", tmp_path / "x.dr", *good]),
+        (1, "bad.npy is not a readable", ["encode", tmp_path / "bad.npy", tmp_path / "x.dr", *good]),
+        (1, "float16, bfloat16, float32 or float64, got int64", ["encode", tmp_path / "int.npy", tmp_path / "x.dr", *good]),
+        (1, "cannot write", ["encode", tmp_path / "g.npy", tmp_path / "no" / "x.dr", *good]),
+        (2, "unknown index codec 'rawr'", ["encode", tmp_path / "g.npy", tmp_path / "x.dr", "--codec", "none/rawr/raw"]),
+        (3, "not a deepreduce message", ["decode", tmp_path / "bad.dr", tmp_path / "x.npy"]),
+        (3, "max_numel allows 3", ["decode", tmp_path / "m.dr", tmp_path / "x.npy", "--max-numel", 3]),
+        (3, "not a deepreduce message", ["inspect", tmp_path / "bad.dr"]),
+        (1, "write it to a .npy file", ["decode", tmp_path / "m.dr", tmp_path / "x.npz"]),
+        (1, "cannot read", ["inspect", tmp_path / "none.dr"]),
+    ]:
+        capsys.readouterr()
+        assert run(*arguments) == code, arguments
+        shown = capsys.readouterr()
+        assert complaint in shown.err
+        assert "Traceback" not in shown.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.dr", "bad.npy", "g.npy", "int.npy", "m.dr"]
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["encode", "--help"], ["decode", "--help"], ["inspect", "--help"], ["codecs", "--help"], ["warmup", "--help"]]
+)
+def test_help_has_an_example(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        run(*arguments)
+    assert left.value.code == 0
+    assert "example" in capsys.readouterr().out
+
+
+def test_warmup_compiles_what_a_spec_needs(capsys):
+    assert run("warmup", "--codec", "topr:0.1/bitmap/fp16") == 0
+    assert "compiled the kernels of 1 spec" in capsys.readouterr().out
+
+
+def test_the_installed_command_runs():
+    result = subprocess.run([sys.executable, "-m", "deepreduce.cli.main", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == f"deepreduce {dr.__version__}"

@@ -1,0 +1,27 @@
+"""Messages written earlier decode to the same tensors, and are still written byte for byte."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from .golden.cases import cases, encode_case
+from .golden.write import decoded
+
+FOLDER = Path(__file__).parent / "golden"
+CASES = cases()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_message(name):
+    path = FOLDER / f"{name}.dr"
+    assert path.exists(), "run `make golden` once for a new codec, and look at what it writes"
+    blob = path.read_bytes()
+    tensors = np.concatenate([tensor.reshape(-1).astype(np.float64) for tensor in decoded(blob)])
+    assert np.array_equal(tensors, np.load(FOLDER / f"{name}.npy"))
+    assert encode_case(CASES[name]) == blob
+
+
+def test_no_golden_message_is_forgotten():
+    for path in FOLDER.glob("*.dr"):
+        assert np.load(path.with_suffix(".npy")).shape == (sum(tensor.size for tensor in decoded(path.read_bytes())),)
