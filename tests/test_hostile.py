@@ -11,7 +11,7 @@ from deepreduce.wire import varint
 
 from .messages import decode_any, messages, repaired, specs
 
-MUTATIONS = int(os.environ.get("DEEPREDUCE_MUTATIONS", 20_000))
+MUTATIONS = int(os.environ.get("DEEPREDUCE_MUTATIONS", 100_000))
 MESSAGES = messages()
 EVERY = pytest.mark.parametrize("spec", [*specs(), "many"])
 

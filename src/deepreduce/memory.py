@@ -57,7 +57,7 @@ class ResidualMemory:
             return
         if self.momentum:
             owed = self._known(self._residuals, name, compensated) * compensated.dtype.type(self.decay)
-            velocity = compensated - owed
+            velocity = np.array(compensated - owed, order="C")
             velocity.reshape(-1)[sent.indices] = 0
             self._velocities[name] = velocity
         residual = np.array(compensated, order="C")

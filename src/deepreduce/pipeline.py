@@ -150,7 +150,7 @@ def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTen
     >>> dr.decode_sparse(dr.encode(np.float32([0, 3, 0]), "nonzero/raw/raw")).values
     array([3.], dtype=float32)
     """
-    return restore(_single(blob, max_numel))
+    return restore(read_single(blob, max_numel))
 
 
 def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, Values]:
@@ -160,7 +160,7 @@ def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, V
 
 def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
     """`decode_many` without the zeros."""
-    return {name: restore(record) for name, record in _named(blob, max_numel).items()}
+    return {name: restore(record) for name, record in read_named(blob, max_numel).items()}
 
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
@@ -178,14 +178,16 @@ def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> Spars
         raise CorruptError(f"the message decodes to no valid tensor: {error}") from error
 
 
-def _single(blob: Buffer, max_numel: int) -> Record:
+def read_single(blob: Buffer, max_numel: int) -> Record:
+    """The record of a message of `encode`."""
     message = container.read(blob, max_numel)
     if message.names is not None:
         raise FormatError(f"the message holds {len(message.names)} named tensors: decode_many reads it")
     return message.records[0]
 
 
-def _named(blob: Buffer, max_numel: int) -> dict[str, Record]:
+def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
+    """The records of a message of `encode_many`."""
     message = container.read(blob, max_numel)
     if message.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")

@@ -128,11 +128,12 @@ def _top_between(bits: Bits, mask: int, infinity: int, bounds: Positions, count:
     out = np.empty(bits.size, np.int64)
     total = 0
     for c in range(bounds.size - 1):
-        keys = np.sort(bits[bounds[c] : bounds[c + 1]] & mask)
-        wanted = count
-        while wanted < keys.size and keys[keys.size - 1 - wanted] >= infinity:
-            wanted += 1
-        least = keys[max(keys.size - wanted, 0)]
+        keys = bits[bounds[c] : bounds[c + 1]] & mask
+        not_finite = 0
+        for key in keys:
+            not_finite += key >= infinity
+        wanted = min(max(count, not_finite), keys.size)
+        least = np.partition(keys, keys.size - wanted)[keys.size - wanted]
         ties = wanted
         for key in keys:
             ties -= key > least

@@ -1,0 +1,7 @@
+"""Doctests of an adapter need its framework; the rest of the package does not."""
+
+from importlib.util import find_spec
+
+ADAPTERS = {"torch": "torch", "tensorflow": "tensorflow", "jax": "jax"}
+
+collect_ignore = [f"src/deepreduce/{folder}" for folder, framework in ADAPTERS.items() if find_spec(framework) is None]
