@@ -14,8 +14,49 @@ SPARSIFIER_SAMPLES = [
     "threshold:0.5",
     "chunktopr:2,chunk=16",
 ]
-INDEX_SAMPLES = ["raw", "bitmap", "all", "seeded", "pco"]
-VALUE_SAMPLES = ["raw", "fp16", "bf16"]
+INDEX_SAMPLES = [
+    "raw",
+    "bitmap",
+    "all",
+    "seeded",
+    "rle",
+    "huffman",
+    "delta",
+    "deltahuffman",
+    "rice",
+    "pco",
+    "auto",
+    "bloom:p0",
+    "bloom:p0,fpr=0.001",
+    "bloom:p1,fpr=0.1",
+    "bloom:p2",
+    "bloom:p2,fpr=0.3",
+    "bloom:naive,fpr=0.01",
+    "bloom:leftmost,fpr=0.01",
+    "bloom:middle,fpr=0.05",
+    "bloom:rightmost,fpr=0.5",
+]
+VALUE_SAMPLES = [
+    "raw",
+    "fp16",
+    "bf16",
+    "deflate",
+    "deflate:9,shuffle=false",
+    "pco",
+    "fitpoly",
+    "fitpoly:3,degree=2,block=16",
+    "fitpoly:paper,degree=0,block=1000000",
+    "fitpoly:2,degree=15,block=64",
+    "fitdexp",
+    "fitdexp:16",
+    "qsgd",
+    "qsgd:2,bucket=7,norm=l2",
+    "sketch",
+    "sketch:3,huffman=true",
+    "sketch:4,groups=2",
+    "threelc",
+    "threelc:1.75",
+]
 
 SAMPLES = dict(zip(registry.STAGES, (SPARSIFIER_SAMPLES, INDEX_SAMPLES, VALUE_SAMPLES), strict=True))
 

@@ -20,9 +20,16 @@ from .errors import (
     VersionError,
 )
 from .indices.all import All
+from .indices.auto import Auto
 from .indices.bitmap import Bitmap
+from .indices.bloom import Bloom
+from .indices.delta import Delta
+from .indices.deltahuffman import DeltaHuffman
+from .indices.huffman import HuffmanIndex
 from .indices.pco import PcoIndex
 from .indices.raw import RawIndex
+from .indices.rice import Rice
+from .indices.rle import RLE
 from .indices.seeded import Seeded
 from .memory import ResidualMemory
 from .pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, encode, parse
@@ -36,8 +43,15 @@ from .sparsify.nonzero import NonZero
 from .sparsify.randomr import RandomR
 from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
+from .values.deflate import Deflate
+from .values.fitdexp import FitDExp
+from .values.fitpoly import FitPoly
 from .values.half import BF16, FP16
+from .values.pco import PcoValue
+from .values.qsgd import QSGD
 from .values.raw import RawValue
+from .values.sketch import Sketch
+from .values.threelc import ThreeLC
 from .wire import Reader
 
 __version__ = "0.1.0"
@@ -45,15 +59,25 @@ __version__ = "0.1.0"
 __all__ = [
     "BF16",
     "FP16",
+    "QSGD",
+    "RLE",
     "All",
+    "Auto",
     "Bitmap",
+    "Bloom",
     "BySize",
     "ChunkTopR",
     "ConfigError",
     "CorruptError",
     "DeepReduce",
     "DeepReduceError",
+    "Deflate",
+    "Delta",
+    "DeltaHuffman",
+    "FitDExp",
+    "FitPoly",
     "FormatError",
+    "HuffmanIndex",
     "IndexCodec",
     "InputError",
     "Keep",
@@ -62,16 +86,20 @@ __all__ = [
     "NonZero",
     "Order",
     "PcoIndex",
+    "PcoValue",
     "RandomR",
     "RawIndex",
     "RawValue",
     "Reader",
     "ResidualMemory",
+    "Rice",
     "Seeded",
+    "Sketch",
     "Space",
     "SparseTensor",
     "Sparsifier",
     "TensorInfo",
+    "ThreeLC",
     "Threshold",
     "TopR",
     "TruncatedError",

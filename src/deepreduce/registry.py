@@ -17,9 +17,16 @@ from typing import Any, Literal, NamedTuple
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError
 from .indices.all import All
+from .indices.auto import Auto
 from .indices.bitmap import Bitmap
+from .indices.bloom import Bloom
+from .indices.delta import Delta
+from .indices.deltahuffman import DeltaHuffman
+from .indices.huffman import HuffmanIndex
 from .indices.pco import PcoIndex
 from .indices.raw import RawIndex
+from .indices.rice import Rice
+from .indices.rle import RLE
 from .indices.seeded import Seeded
 from .sparsify.chunktopr import ChunkTopR
 from .sparsify.none import Keep
@@ -27,8 +34,15 @@ from .sparsify.nonzero import NonZero
 from .sparsify.randomr import RandomR
 from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
+from .values.deflate import Deflate
+from .values.fitdexp import FitDExp
+from .values.fitpoly import FitPoly
 from .values.half import BF16, FP16
+from .values.pco import PcoValue
+from .values.qsgd import QSGD
 from .values.raw import RawValue
+from .values.sketch import Sketch
+from .values.threelc import ThreeLC
 
 
 class Entry(NamedTuple):
@@ -56,17 +70,34 @@ INDICES = (
     Entry(2, "bitmap", Bitmap),
     Entry(3, "all", All),
     Entry(4, "seeded", Seeded),
+    Entry(5, "rle", RLE),
+    Entry(6, "huffman", HuffmanIndex),
+    Entry(7, "delta", Delta),
+    Entry(8, "deltahuffman", DeltaHuffman),
+    Entry(9, "rice", Rice),
     Entry(10, "pco", PcoIndex),
+    Entry(11, "bloom", Bloom),
+    Entry(12, "auto", Auto),
 )
 
 VALUES = (
     Entry(1, "raw", RawValue),
     Entry(2, "fp16", FP16),
     Entry(3, "bf16", BF16),
+    Entry(4, "deflate", Deflate),
+    Entry(5, "pco", PcoValue),
+    Entry(6, "qsgd", QSGD),
+    Entry(7, "fitpoly", FitPoly),
+    Entry(8, "fitdexp", FitDExp),
+    Entry(9, "sketch", Sketch),
+    Entry(10, "threelc", ThreeLC),
 )
 
 PRESETS = {
     "dense": "none/all/raw",
+    "threelc": "none/all/threelc",
+    "sketchml": "nonzero/delta/sketch:bits=6",
+    "skcompress": "nonzero/deltahuffman/sketch:bits=7,huffman=true",
 }
 """Whole specs by name."""
 

@@ -12,6 +12,7 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import kernels
 from .errors import InputError
@@ -32,6 +33,10 @@ class Space:
     def numel(self) -> int:
         """Number of positions."""
         return prod(self.shape)
+
+    def members(self, packed: NDArray[np.uint8], hashes: int, salt: int, at_most: int) -> Positions:
+        """The first `at_most` positions that a Bloom filter holds, increasing, on the host; `kernels.bloom` defines the hash."""
+        return kernels.bloom.members(packed, hashes, salt, self.numel, at_most)
 
 
 class Source(ABC):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..codec import IndexCodec
-from ..errors import CorruptError
+from ..errors import CorruptError, TruncatedError
 from ..source import Space
 from ..sparse import Positions
 from ..wire import Reader, varint
@@ -20,7 +20,9 @@ Gaps = NDArray[np.unsignedinteger[Any]]
 
 _WIDTHS_BYTES = (2, 4, 8)
 _CHUNK = 1 << 18
+_NARROW_UP_TO = 1 << 16
 _HEADER_BYTES = 2
+_LEAST_CHUNK_BYTES = 4  # its length and the head of its one bin, besides the least gap
 _CLASSIC_WITHOUT_DELTA = b"\x00"  # the first byte of a chunk: the mode and the kind of differences
 
 
@@ -41,8 +43,7 @@ class PcoIndex(IndexCodec):
         if not kept.size:
             return b"", kept
         gaps = np.diff(kept, prepend=-1) - 1
-        largest_bits = int(gaps.max()).bit_length()
-        width_bytes = next(width for width in _WIDTHS_BYTES if largest_bits <= 8 * width)
+        width_bytes = _width_bytes(gaps)
         return bytes((width_bytes,)) + _compress(gaps.astype(f"u{width_bytes}")), kept
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
@@ -51,19 +52,32 @@ class PcoIndex(IndexCodec):
         width_bytes = part.byte()
         if width_bytes not in _WIDTHS_BYTES:
             raise CorruptError(f"gaps of {width_bytes} bytes, known are {_WIDTHS_BYTES}")
+        least_bytes = -(-nnz // _CHUNK) * (_LEAST_CHUNK_BYTES + width_bytes)
+        if least_bytes > part.remaining:
+            raise TruncatedError(f"{nnz} gaps take {least_bytes} bytes or more, have {part.remaining}")
         gaps = np.empty(nnz, f"u{width_bytes}")
         _decompress_into(part, gaps)
         return _positions(gaps, space.numel)
 
 
+def _width_bytes(gaps: Positions) -> int:
+    """The narrower, the shorter is the table of bins; but pcodec is slow to compress many 16-bit numbers, whose table hardly counts."""
+    largest_bits = int(gaps.max()).bit_length()
+    widths = _WIDTHS_BYTES if gaps.size <= _NARROW_UP_TO else _WIDTHS_BYTES[1:]
+    return next(width for width in widths if largest_bits <= 8 * width)
+
+
 def _positions(gaps: Gaps, numel: int) -> Positions:
     if int(gaps.max()) >= numel:
         raise CorruptError(f"a gap of {gaps.max()} among {numel} positions")
-    # No step is longer than numel, so the first sum beyond the end is seen before a later one could wrap around.
-    after = np.cumsum(gaps, dtype=np.uint64) + np.arange(1, gaps.size + 1, dtype=np.uint64)
-    if int(after.max()) > numel:
+    positions = gaps.astype(np.int64)
+    positions += 1
+    np.cumsum(positions, out=positions)
+    positions -= 1
+    # No step is longer than numel, so the first position beyond the end is seen, or is negative: as unsigned, it is beyond the end too.
+    if int(positions.view(np.uint64).max()) >= numel:
         raise CorruptError(f"gaps that reach beyond {numel} positions")
-    return after.astype(np.int64) - 1
+    return positions
 
 
 def _config() -> ChunkConfig:

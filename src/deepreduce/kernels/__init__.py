@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import bits as bits
+    from . import bloom as bloom
+    from . import dexp as dexp
     from . import draw as draw
+    from . import fit as fit
+    from . import gaps as gaps
     from . import huffman as huffman
+    from . import policies as policies
+    from . import prefixes as prefixes
+    from . import quantise as quantise
+    from . import rice as rice
+    from . import runs as runs
     from . import selection as selection
+    from . import sketch as sketch
+    from . import ternary as ternary
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import kernels
+from ..errors import CorruptError
+from ..sparse import Positions
+from ..wire import Reader
+from .gapcodec import GapCodec
+
+Lengths = NDArray[np.uint8]
+
+_FINEST = 4
+
+
+@dataclass(frozen=True)
+class DeltaHuffman(GapCodec):
+    """`deltahuffman`: the gaps between positions, with a Huffman code for their prefixes, as SKCompress codes its keys.
+
+    Lossless. A prefix is the bit length of a gap and up to four bits after its highest one, as many as make the section smallest; the
+    other bits follow as they are. The lengths of the code words are sent. Within half a per cent of the bound for uniform supports of
+    some size, and well below it for others; but never below one bit an index.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> blob = dr.parse("topr:0.01/deltahuffman/raw").encode(np.random.default_rng(0).standard_normal(10**6, np.float32))
+    >>> info = dr.inspect(blob)
+    >>> round(8 * info.index_bytes / info.nnz, 1)
+    8.1
+    """
+
+    def _write(self, kept: Positions, numel: int) -> bytes:
+        plan = _plan(kept)
+        return plan.front + kernels.prefixes.encode(kept, plan.lengths, plan.finer, plan.size_bits)
+
+    def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
+        finer = part.byte()
+        if finer > _FINEST:
+            raise CorruptError(f"prefixes with {finer} bits after the highest, at most {_FINEST} are allowed")
+        lengths = kernels.huffman.read_lengths(part, kernels.prefixes.alphabet(finer))
+        return kernels.prefixes.decode(part.rest(), lengths, finer, nnz, numel)
+
+    def _size_bytes(self, kept: Positions, numel: int) -> int:
+        return _plan(kept).size_bytes
+
+
+class _Plan(NamedTuple):
+    """A fineness of the prefixes, their code, its lengths as bytes, and the bits of all gaps."""
+
+    finer: int
+    lengths: Lengths
+    front: bytes
+    size_bits: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.front) + (self.size_bits + 7) // 8
+
+
+def _plan(kept: Positions) -> _Plan:
+    plans = []
+    for finer, counts in enumerate(kernels.prefixes.prefix_counts(kept, _FINEST)):
+        lengths = kernels.huffman.code_lengths(counts)
+        front = bytes((finer,)) + kernels.huffman.write_lengths(lengths)
+        plans.append(_Plan(finer, lengths, front, kernels.prefixes.size_bits(counts, lengths, finer)))
+    return min(plans, key=lambda plan: plan.size_bytes)

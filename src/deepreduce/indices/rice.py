@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import kernels
+from ..errors import CorruptError, TruncatedError
+from ..sparse import Positions
+from ..wire import Reader
+from .gapcodec import GapCodec
+
+Numbers = NDArray[np.uint64]
+
+_PARAMETER_BITS = 6
+_ONE_BLOCK = 1 << _PARAMETER_BITS  # a first byte below this is the only parameter; from here on it tells the size of a block
+_BLOCK_SHIFTS = (5, 6, 8, 10)
+
+
+@dataclass(frozen=True)
+class Rice(GapCodec):
+    """`rice`: Golomb-Rice codes of the gaps between positions. Lossless; 0.03 to 0.09 bits an index above the bound for uniform supports.
+
+    One parameter serves all gaps, or every block has its own where that is smaller.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> kept = dr.parse("randomr:0.01/rice/raw").encode(np.ones(1_000_000, np.float32))
+    >>> 8 * dr.inspect(kept).index_bytes / 10_000
+    8.108
+    """
+
+    def _write(self, kept: Positions, numel: int) -> bytes:
+        gaps = kernels.gaps.between(kept)
+        return write(gaps, plan(gaps))
+
+    def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
+        view = part.rest()
+        positions, used_bytes = read(view, nnz, numel)
+        expect_all_used(view, used_bytes)
+        return positions
+
+    def _size_bytes(self, kept: Positions, numel: int) -> int:
+        return plan(kernels.gaps.between(kept)).size_bytes
+
+
+# Numbers as Rice codes: here the gaps, in `rle` the lengths of runs
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How `count` numbers are coded: parameters[b] is that of block b. `block_shift` is None where all are one block."""
+
+    count: int
+    block_shift: int | None
+    parameters: NDArray[np.uint8]
+    low_bits: int
+    unary_bits: int
+
+    @property
+    def block(self) -> int:
+        """Numbers in a block."""
+        return self.count if self.block_shift is None else 1 << self.block_shift
+
+    @property
+    def size_bytes(self) -> int:
+        """The exact size of what `write` returns."""
+        table_bits = 0 if self.block_shift is None else _PARAMETER_BITS * self.parameters.size
+        return 1 + (table_bits + 7) // 8 + (self.low_bits + self.unary_bits + 7) // 8
+
+
+def plan(numbers: Numbers) -> Plan:
+    """The smallest of one parameter for all and one for each block, for blocks of a few sizes. There must be a number."""
+    shifts = [shift for shift in _BLOCK_SHIFTS if numbers.size > 1 << shift]
+    finest = 1 << shifts[0] if shifts else numbers.size
+    quotients = kernels.rice.quotients(numbers, finest, int(numbers.max()).bit_length() + 1)
+    plans = [Plan(numbers.size, None, *kernels.rice.cheapest(quotients, finest, len(quotients), numbers.size))]
+    for shift in shifts:
+        merged = 1 << shift - shifts[0]
+        plans.append(Plan(numbers.size, shift, *kernels.rice.cheapest(quotients, finest, merged, numbers.size)))
+    return min(plans, key=lambda plan: plan.size_bytes)
+
+
+def write(numbers: Numbers, plan: Plan) -> bytes:
+    """The parameters, the low bits of all numbers, and the rest of each in unary.
+
+    >>> numbers = np.uint64([5, 2])
+    >>> write(numbers, plan(numbers)).hex()
+    '0151'
+    """
+    size_bits = plan.low_bits + plan.unary_bits
+    words = kernels.bits.zero_words(size_bits)
+    kernels.rice.pack(numbers, plan.parameters, plan.block, plan.low_bits, words)
+    return _front(plan) + kernels.bits.to_bytes(words, size_bits)
+
+
+def _front(plan: Plan) -> bytes:
+    if plan.block_shift is None:
+        return bytes((int(plan.parameters[0]),))
+    return bytes((_ONE_BLOCK + plan.block_shift,)) + kernels.bits.pack(plan.parameters.astype(np.uint64), _PARAMETER_BITS)
+
+
+def read(view: memoryview, count: int, limit: int) -> tuple[Positions, int]:
+    """The running sums of (number + 1), less 1, and the bytes that the numbers took. All sums must be below `limit`.
+
+    >>> read(memoryview(bytes.fromhex("0151")), 2, 10)
+    (array([5, 8]), 2)
+    """
+    if count > 8 * len(view):
+        raise TruncatedError(f"{count} Rice codes in {len(view)} bytes")
+    part = Reader(view)
+    block, parameters = _read_front(part, count)
+    if int(parameters.max()) > kernels.gaps.MAX_WIDTH_BITS:
+        raise CorruptError(f"Rice parameter {parameters.max()}, {kernels.gaps.MAX_WIDTH_BITS} is the highest")
+    front_bytes = part.offset
+    low_bits = block * int(parameters.sum(dtype=np.int64)) - (parameters.size * block - count) * int(parameters[-1])
+    packed = part.rest()
+    if low_bits > 8 * len(packed):
+        raise TruncatedError(f"{low_bits} low bits of Rice codes in {len(packed)} bytes")
+    sums = np.empty(count, np.uint64)
+    used_bits = kernels.rice.unpack(kernels.gaps.padded(packed), parameters, block, low_bits, limit, sums)
+    if used_bits == kernels.gaps.ENDS_EARLY:
+        raise TruncatedError(f"{len(packed)} bytes hold less than {count} Rice codes")
+    if used_bits == kernels.gaps.BEYOND_LIMIT:
+        raise CorruptError(f"Rice codes that add up to {limit} or more")
+    return sums.view(np.int64), front_bytes + (used_bits + 7) // 8
+
+
+def expect_all_used(view: memoryview, used_bytes: int) -> None:
+    """Refuse bytes after the last code."""
+    if used_bytes != len(view):
+        raise CorruptError(f"Rice codes end after {used_bytes} of {len(view)} bytes")
+
+
+def _read_front(part: Reader, count: int) -> tuple[int, NDArray[np.uint8]]:
+    first = part.byte()
+    if first < _ONE_BLOCK:
+        return count, np.array([first], np.uint8)
+    if first - _ONE_BLOCK not in _BLOCK_SHIFTS:
+        raise CorruptError(f"Rice codes begin with {first}, which is no parameter and no block size")
+    block = 1 << first - _ONE_BLOCK
+    blocks = -(-count // block)
+    packed = part.take(kernels.bits.packed_bytes(blocks, _PARAMETER_BITS))
+    return block, kernels.bits.unpack(packed, _PARAMETER_BITS, blocks).astype(np.uint8)
