@@ -100,7 +100,7 @@ class LossyValueCodec(ValueCodec):
     """The largest magnitude this codec takes."""
 
     def choose(self, values: Values) -> ValueCodec:
+        from .values.floats import peak
         from .values.raw import RawValue  # raw is a ValueCodec itself, so this cannot stand at the top
 
-        magnitudes = np.abs(values.astype(np.float64, copy=False))
-        return self if bool(np.all(magnitudes <= self.largest)) else RawValue()
+        return self if peak(values) <= self.largest else RawValue()

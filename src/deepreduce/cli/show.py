@@ -12,9 +12,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .. import registry
 from ..anatomy import MessageInfo, TensorInfo, inspect
+from ..presets import TABLE_3
 from . import files
 
 
@@ -93,18 +95,23 @@ def run_codecs(args: argparse.Namespace) -> None:
     """Print the registry."""
     console = _console()
     for stage in registry.STAGES:
-        table = Table(title=f"{stage.title}s", title_justify="left", box=None, pad_edge=False, title_style="bold")
+        table = _titled(f"{stage.title}s")
         for column in ("name", "parameters", "what it does"):
             table.add_column(column, overflow="fold")
         for entry in stage.entries():
             table.add_row(entry.name, registry.signature(entry), _summary(entry.codec))
         console.print(table, "")
-    presets = Table(title="presets", title_justify="left", box=None, pad_edge=False, title_style="bold")
-    presets.add_column("name")
-    presets.add_column("spec")
-    for name, spec in registry.PRESETS.items():
-        presets.add_row(name, spec)
-    console.print(presets)
+    for title, specs in (("presets", registry.PRESETS), ("the paper's methods (its Table 3)", TABLE_3)):
+        table = _titled(title)
+        table.add_column("name", no_wrap=True)
+        table.add_column("spec")
+        for name, spec in specs.items():
+            table.add_row(Text(name), spec)
+        console.print(table, "")
+
+
+def _titled(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
 
 
 def _summary(codec: type[Any]) -> str:

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import pcodec_stream
 from ..codec import IndexCodec
 from ..errors import CorruptError, TruncatedError
 from ..source import Space
 from ..sparse import Positions
-from ..wire import Reader, varint
+from ..wire import Reader
 
 if TYPE_CHECKING:
     from pcodec import ChunkConfig
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 Gaps = NDArray[np.unsignedinteger[Any]]
 
 _WIDTHS_BYTES = (2, 4, 8)
-_CHUNK = 1 << 18
 _NARROW_UP_TO = 1 << 16
-_HEADER_BYTES = 2
 _LEAST_CHUNK_BYTES = 4  # its length and the head of its one bin, besides the least gap
 _CLASSIC_WITHOUT_DELTA = b"\x00"  # the first byte of a chunk: the mode and the kind of differences
 
@@ -44,7 +42,7 @@ class PcoIndex(IndexCodec):
             return b"", kept
         gaps = np.diff(kept, prepend=-1) - 1
         width_bytes = _width_bytes(gaps)
-        return bytes((width_bytes,)) + _compress(gaps.astype(f"u{width_bytes}")), kept
+        return bytes((width_bytes,)) + pcodec_stream.compress(gaps.astype(f"u{width_bytes}"), _config()), kept
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
         if not nnz:
@@ -52,11 +50,11 @@ class PcoIndex(IndexCodec):
         width_bytes = part.byte()
         if width_bytes not in _WIDTHS_BYTES:
             raise CorruptError(f"gaps of {width_bytes} bytes, known are {_WIDTHS_BYTES}")
-        least_bytes = -(-nnz // _CHUNK) * (_LEAST_CHUNK_BYTES + width_bytes)
+        least_bytes = -(-nnz // pcodec_stream.CHUNK) * (_LEAST_CHUNK_BYTES + width_bytes)
         if least_bytes > part.remaining:
             raise TruncatedError(f"{nnz} gaps take {least_bytes} bytes or more, have {part.remaining}")
         gaps = np.empty(nnz, f"u{width_bytes}")
-        _decompress_into(part, gaps)
+        pcodec_stream.decompress_into(part, gaps, _CLASSIC_WITHOUT_DELTA)
         return _positions(gaps, space.numel)
 
 
@@ -85,40 +83,3 @@ def _config() -> ChunkConfig:
     from pcodec import ChunkConfig, DeltaSpec, ModeSpec
 
     return ChunkConfig(delta_spec=DeltaSpec.no_op(), mode_spec=ModeSpec.classic())
-
-
-def _compress(gaps: Gaps) -> bytes:
-    from pcodec.wrapped import FileCompressor
-
-    file, config = FileCompressor(), _config()
-    parts = [file.write_header()]
-    for chunk in _chunks(gaps):
-        compressor = file.chunk_compressor(chunk, config)
-        coded = compressor.write_meta() + compressor.write_page(0)
-        parts += [varint(len(coded)), coded]
-    return b"".join(parts)
-
-
-def _decompress_into(part: Reader, gaps: Gaps) -> None:
-    """Fill `gaps`; pcodec writes into it and nowhere else, and what it needs besides is bounded, as a chunk in the one allowed form is."""
-    from pcodec.wrapped import FileDecompressor
-
-    header = bytes(part.take(_HEADER_BYTES))
-    try:
-        file, header_bytes = FileDecompressor.new(header)
-        if header_bytes != _HEADER_BYTES:
-            raise CorruptError(f"a pcodec header of {header_bytes} bytes, not {_HEADER_BYTES}")
-        for chunk in _chunks(gaps):
-            coded = bytes(part.take(part.varint()))
-            if coded[:1] != _CLASSIC_WITHOUT_DELTA:
-                raise CorruptError("a chunk of gaps in a form that this codec never writes")
-            decompressor, meta_bytes = file.chunk_decompressor(coded, f"u{8 * gaps.itemsize}")
-            progress, page_bytes = decompressor.read_page_into(coded[meta_bytes:], chunk.size, chunk)
-            if progress.n_processed != chunk.size or meta_bytes + page_bytes != len(coded):
-                raise CorruptError(f"a chunk of {len(coded)} bytes does not hold {chunk.size} gaps exactly")
-    except RuntimeError as error:
-        raise CorruptError(f"pcodec refuses the gaps: {error}") from error
-
-
-def _chunks(gaps: Gaps) -> Iterator[Gaps]:
-    return (gaps[start : start + _CHUNK] for start in range(0, gaps.size, _CHUNK))
