@@ -1,0 +1,221 @@
+"""A gradient as a torch tensor: the steps that touch all its elements run as torch operations on its device.
+
+They give exactly what the numba kernels give on the host, so a message has the same bytes wherever its gradient lives. Only what is kept
+crosses to the host, where the codecs work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..container import DEFAULT_MAX_NUMEL
+from ..errors import InputError
+from ..pipeline import read_named, read_single, restore
+from ..source import DenseSource, Source, Space, SparseSource
+from ..sparse import FLOAT_DTYPES, Positions, Shape, SparseTensor, Values
+from . import membership
+from .convert import to_numpy, to_torch
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_DTYPES = dict(zip((torch.float16, torch.bfloat16, torch.float32, torch.float64), FLOAT_DTYPES, strict=True))
+_DIGIT_BITS = 16
+
+
+def numpy_dtype(dtype: torch.dtype, what: str = "gradient") -> np.dtype[Any]:
+    """The numpy form of a supported dtype.
+
+    >>> numpy_dtype(torch.bfloat16)
+    dtype(bfloat16)
+    """
+    if dtype not in _DTYPES:
+        raise InputError(f"a {what} holds float16, bfloat16, float32 or float64, got {dtype}")
+    return _DTYPES[dtype]
+
+
+@dataclass(frozen=True)
+class TorchSpace(Space):
+    """The positions of a tensor that lives on `device`."""
+
+    device: torch.device
+
+    def members(self, packed: NDArray[np.uint8], hashes: int, salt: int, at_most: int) -> Positions:
+        return to_numpy(membership.members(to_torch(packed).to(self.device), hashes, salt, self.numel, at_most))
+
+
+class TorchSource(Source):
+    """A strided tensor on any device. It is read, never written; made contiguous only if it is not.
+
+    >>> import deepreduce as dr
+    >>> gradient = torch.tensor([1.0, -4.0, 2.0, -3.0])
+    >>> TorchSource(gradient).top(2)
+    array([1, 3])
+    >>> dr.decode(dr.encode(TorchSource(gradient), "topr:2/raw/raw"))
+    array([ 0., -4.,  0., -3.], dtype=float32)
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.dtype = numpy_dtype(tensor.dtype)
+        self.space = TorchSpace(tuple(tensor.shape), tensor.device)
+        self._flat = tensor.detach().reshape(-1).contiguous()
+        self._bits = self._flat.view(_BITS[self.dtype.itemsize])
+
+    def all(self) -> Positions:
+        return np.arange(self.numel, dtype=np.int64)
+
+    def nonzero(self) -> Positions:
+        return _to_host(self._bits != 0)
+
+    def top(self, count: int) -> Positions:
+        if count >= self.numel:
+            return self.all()
+        keys = self._magnitudes()
+        kept = (keys >= self._infinity).sum(0, keepdim=True).clamp(min=count)
+        least, ties = _cut(keys, self.numel - kept, self.dtype.itemsize)
+        candidates = (keys >= least).nonzero().reshape(-1)
+        tied = keys[candidates] == least
+        return to_numpy(candidates[~tied | (tied.cumsum(0) <= ties)])
+
+    def above(self, threshold: float) -> Positions:
+        return _to_host(self._magnitudes() >= _pattern_of(threshold, self.dtype))
+
+    def chunk_top(self, chunk: int, count: int) -> Positions:
+        if self.numel == 0:
+            return self.all()
+        chunk = min(chunk, self.numel)
+        # What fills up the last chunk is below every key.
+        keys = torch.nn.functional.pad(self._magnitudes(), (0, -self.numel % chunk), value=-1).view(-1, chunk)
+        least = keys.topk(min(count, chunk), dim=1, sorted=False).values.amin(1, keepdim=True).clamp(max=self._infinity)
+        ties = count - (keys > least).sum(1, keepdim=True)
+        tied = keys == least
+        first = tied & (tied.cumsum(1, dtype=torch.int32) <= ties)
+        keep = (keys > least) | first | (keys >= self._infinity)
+        return _to_host(keep.view(-1)[: self.numel])
+
+    def gather(self, positions: Positions) -> Values:
+        if positions.size == self.numel:  # increasing and unique, so these are all
+            return np.array(to_numpy(self._flat))
+        return to_numpy(self._flat[to_torch(positions).to(self._flat.device)])
+
+    @property
+    def _infinity(self) -> int:
+        return _pattern_of(np.inf, self.dtype)
+
+    def _magnitudes(self) -> torch.Tensor:
+        """The bits of |x| as numbers: they sort like |x|, then Inf, then NaN. At least 32 bits, as a digit has 16."""
+        bits = self._bits.to(torch.int32) if self.dtype.itemsize == 2 else self._bits
+        return bits.bitwise_and(2 ** (8 * self.dtype.itemsize - 1) - 1)
+
+
+def _to_host(chosen: torch.Tensor) -> Positions:
+    return to_numpy(chosen.nonzero().reshape(-1))
+
+
+def _pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
+    """The least bit pattern of a number of at least `threshold`, which is compared exactly and not rounded."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.array(threshold, np.float64).astype(dtype)
+    return int(rounded.view(f"u{dtype.itemsize}")) + int(float(rounded) < threshold)
+
+
+def _cut(keys: torch.Tensor, rank: torch.Tensor, itemsize: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The key that has `rank` keys before it in sorted order, and how many of the keys equal to it are not among those.
+
+    Digit by digit from the front: each pass counts the digits of the keys that share the front found so far. The first pass sees all
+    keys, the next ones hardly any. No sort; and as all numbers are tensors of one element, the host reads none.
+    """
+    found = torch.zeros_like(rank)
+    for shift in range(8 * itemsize - _DIGIT_BITS, -1, -_DIGIT_BITS):
+        digits = (keys >> shift) & (2**_DIGIT_BITS - 1)
+        counts = torch.bincount(digits, minlength=2**_DIGIT_BITS)
+        up_to = counts.cumsum(0)
+        digit = torch.searchsorted(up_to, rank, right=True)
+        rank = rank - (up_to[digit] - counts[digit])
+        found = (found << _DIGIT_BITS) | digit
+        keys = keys[digits == digit.to(keys.dtype)]
+    return found.to(keys.dtype), keys.numel() - rank
+
+
+def source_of(tensor: torch.Tensor) -> Source:
+    """The source for a tensor: the numba kernels on the memory of a CPU tensor, torch operations elsewhere; COO tensors are sparse.
+
+    >>> type(source_of(torch.ones(3))).__name__, type(source_of(torch.eye(3).to_sparse())).__name__
+    ('DenseSource', 'SparseSource')
+    """
+    if tensor.layout == torch.sparse_coo:
+        return SparseSource(sparse_of(tensor))
+    if tensor.layout != torch.strided:
+        raise InputError(f"a gradient is a strided or a sparse COO tensor, got layout {tensor.layout}")
+    return DenseSource(to_numpy(tensor)) if tensor.device.type == "cpu" else TorchSource(tensor)
+
+
+def sparse_of(tensor: torch.Tensor) -> SparseTensor:
+    """A COO tensor as a `SparseTensor` on the host: entries of one position are summed, dense trailing dimensions are spread out.
+
+    >>> table = torch.nn.Embedding.from_pretrained(torch.ones(3, 2), freeze=False, sparse=True)
+    >>> table(torch.tensor([1, 1])).sum().backward()
+    >>> sparse_of(table.weight.grad).indices, sparse_of(table.weight.grad).values
+    (array([2, 3]), array([2., 2.], dtype=float32))
+    """
+    stored = tensor.detach().coalesce()
+    sparse_shape, dense_shape = stored.shape[: stored.sparse_dim()], stored.shape[stored.sparse_dim() :]
+    rows = torch.zeros(stored._nnz(), dtype=torch.int64, device=stored.device)
+    for size, along in zip(sparse_shape, stored.indices(), strict=True):
+        rows = rows * size + along
+    inner = torch.arange(prod(dense_shape), device=stored.device)
+    indices = rows[:, None] * inner.numel() + inner
+    return SparseTensor(to_numpy(indices.reshape(-1)), to_numpy(stored.values().reshape(-1)), tuple(stored.shape))
+
+
+def add_sparse_(flat: torch.Tensor, tensor: SparseTensor, alpha: float = 1) -> torch.Tensor:
+    """Add `alpha` times a sparse tensor to a flat dense one, in place, on its device and in its dtype; the same bits on every run.
+
+    >>> add_sparse_(torch.ones(3), SparseTensor([1], np.float32([5]), (3,)))
+    tensor([1., 6., 1.])
+    """
+    positions, values = to_torch(tensor.indices).to(flat.device), to_torch(tensor.values).to(flat.device, flat.dtype)
+    return flat.scatter_add_(0, positions, values * alpha)  # five times as fast on a CPU as index_add_
+
+
+def scatter(tensor: SparseTensor, device: torch.device) -> torch.Tensor:
+    """The dense tensor on a device, zero elsewhere; only what is stored crosses to it.
+
+    >>> scatter(SparseTensor([1], np.float32([5]), (1, 3)), torch.device("cpu"))
+    tensor([[0., 5., 0.]])
+    """
+    positions, values = to_torch(tensor.indices).to(device), to_torch(tensor.values).to(device)
+    return torch.zeros(tensor.numel, dtype=values.dtype, device=device).index_copy_(0, positions, values).view(tensor.shape)
+
+
+def decode_sparse(blob: Buffer, device: torch.device, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTensor:
+    """`deepreduce.decode_sparse`, with the steps over all positions on a device.
+
+    >>> import deepreduce as dr
+    >>> decode_sparse(dr.encode(np.float32([0, 3, 0]), "nonzero/raw/raw"), torch.device("cpu")).values
+    array([3.], dtype=float32)
+    """
+    return restore(read_single(blob, max_numel), space_on(device))
+
+
+def decode_many_sparse(blob: Buffer, device: torch.device, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
+    """`deepreduce.decode_many_sparse`, with the steps over all positions on a device."""
+    return {name: restore(record, space_on(device)) for name, record in read_named(blob, max_numel).items()}
+
+
+def space_on(device: torch.device) -> Callable[[Shape], Space]:
+    """How positions are enumerated for tensors of a device: by the numba kernels on a CPU, by torch operations elsewhere.
+
+    >>> space_on(torch.device("cuda", 0))((2, 3))
+    TorchSpace(shape=(2, 3), device=device(type='cuda', index=0))
+    """
+    return Space if device.type == "cpu" else partial(TorchSpace, device=device)
