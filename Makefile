@@ -3,13 +3,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_INSTALLED := $(VENV)/.demo-installed
 INSTALLED := $(VENV)/.installed
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
 
 .PHONY: demo test lint types unit bounds golden clean
 
-demo: $(INSTALLED)
-	$(BIN)/python examples/sizes.py
+demo: $(DEMO_INSTALLED)
+	$(BIN)/deepreduce demo --report report
 
 test: lint types unit bounds
 
@@ -31,10 +33,16 @@ bounds: $(INSTALLED)
 golden: $(INSTALLED)
 	$(BIN)/python tests/golden/write.py
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(BIN)/pip:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,torch,plot]"
+
+$(DEMO_INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e ".[demo]"
 	touch $@
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
+	$(INSTALL) -e ".[dev]"
+	touch $@ $(DEMO_INSTALLED)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -19,7 +19,13 @@ def main() -> None:
         blob = dr.encode(gradient, spec, seed=0)
         info, decoded = dr.inspect(blob), dr.decode(blob)
         error = np.linalg.norm(decoded - gradient) / np.linalg.norm(gradient)
-        numbers = f"{info.nbytes:,}", f"{gradient.nbytes / info.nbytes:.1f}", f"{info.bits_per_index:.2f}", f"{info.bits_per_value:.2f}", f"{error:.3f}"
+        numbers = (
+            f"{info.nbytes:,}",
+            f"{gradient.nbytes / info.nbytes:.1f}",
+            f"{info.bits_per_index:.2f}",
+            f"{info.bits_per_value:.2f}",
+            f"{error:.3f}",
+        )
         table.add_row(spec, *numbers)
     Console().print(table)
 

@@ -26,6 +26,7 @@ INDEX_SAMPLES = [
     "rice",
     "pco",
     "auto",
+    "shaped",
     "bloom:p0",
     "bloom:p0,fpr=0.001",
     "bloom:p1,fpr=0.1",

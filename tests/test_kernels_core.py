@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from deepreduce.kernels import bits, draw
 from deepreduce.source import DenseSource
 
-from .tensors import gradients
+from .tensors import BF16, gradients
 
 
 def obvious_top(array, count):
@@ -40,6 +40,17 @@ def test_top_of_many_ties(dtype):
     for values in (rng.integers(-3, 4, 5000), np.zeros(5000), rng.standard_normal(5000), rng.standard_normal(5000) * 1e-4):
         array = values.astype(dtype)
         for count in (1, 7, 50, 2500, 4999, 5000, 9999):
+            assert np.array_equal(DenseSource(array).top(count), obvious_top(array, count))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, BF16])
+def test_top_of_a_large_tensor(dtype):
+    rng = np.random.default_rng(2)
+    spoiled = rng.standard_normal(40_000)
+    spoiled[[5, 39_999]] = [np.nan, -np.inf]
+    for values in (rng.standard_normal(40_000) * 1e-4, rng.integers(-3, 4, 40_000), np.zeros(40_000), spoiled):
+        array = values.astype(dtype)
+        for count in (1, 400, 20_000):
             assert np.array_equal(DenseSource(array).top(count), obvious_top(array, count))
 
 

@@ -31,6 +31,7 @@ from .indices.raw import RawIndex
 from .indices.rice import Rice
 from .indices.rle import RLE
 from .indices.seeded import Seeded
+from .indices.shaped import Shaped
 from .memory import ResidualMemory
 from .pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, encode, parse
 from .policy import BySize
@@ -94,6 +95,7 @@ __all__ = [
     "ResidualMemory",
     "Rice",
     "Seeded",
+    "Shaped",
     "Sketch",
     "Space",
     "SparseTensor",

@@ -63,7 +63,7 @@ class DeepReduce:
 
         Takes a numpy array of any shape and layout (float16, bfloat16, float32, float64) or a `SparseTensor`; never changes it.
         """
-        return container.write([self._encode(as_source(gradient), check_seed(seed))])
+        return container.write([self.record(as_source(gradient), check_seed(seed))])
 
     def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
         """One message for many tensors, each with its name, shape and dtype.
@@ -75,7 +75,8 @@ class DeepReduce:
         """
         return encode_many(lambda name, source: self, gradients, seed)
 
-    def _encode(self, source: Source, seed: int) -> Record:
+    def record(self, source: Source, seed: int) -> Record:
+        """The walk: a gradient as part of a message."""
         kept = self.sparsifier.select(source, seed)
         index = self.index.choose(kept, source.space)
         index_part, support = index.encode(kept, source.space, seed)
@@ -118,7 +119,7 @@ def encode_many(choose: Callable[[str, Source], DeepReduce], gradients: Mapping[
             raise InputError(f"tensors are named by strings, got {name!r}")
         try:
             source = as_source(gradient)
-            records.append(choose(name, source)._encode(source, (seed + number) % 2**63))
+            records.append(choose(name, source).record(source, (seed + number) % 2**63))
         except InputError as error:
             raise InputError(f"tensor {name!r}: {error}") from error
     return container.write(records, tuple(gradients))

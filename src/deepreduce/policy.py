@@ -7,16 +7,27 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from .errors import ConfigError
-from .pipeline import DeepReduce, Gradient, encode_many
+from .pipeline import DeepReduce, Gradient, encode_many, parse
 from .source import Source
 
 
 class Policy(Protocol):
-    """Anything with `encode_many`: a `DeepReduce`, or a choice among several."""
+    """Anything that names the codec for a tensor."""
 
-    def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
-        """One message of all the tensors."""
+    def choose(self, name: str, source: Source) -> DeepReduce:
+        """The codec for this tensor."""
         ...
+
+
+def policy_of(spec: str | DeepReduce | Policy, small_numel: int) -> Policy:
+    """What a user gave as a spec: a policy is taken as it is, a codec is for tensors of `small_numel` elements or more.
+
+    >>> policy_of("topr:0.01/rice/qsgd", 1024).small == parse("dense")
+    True
+    """
+    if isinstance(spec, str):
+        spec = parse(spec)
+    return BySize(small_numel, small=parse("dense"), large=spec) if isinstance(spec, DeepReduce) else spec
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from .indices.raw import RawIndex
 from .indices.rice import Rice
 from .indices.rle import RLE
 from .indices.seeded import Seeded
+from .indices.shaped import Shaped
 from .sparsify.chunktopr import ChunkTopR
 from .sparsify.none import Keep
 from .sparsify.nonzero import NonZero
@@ -78,6 +79,7 @@ INDICES = (
     Entry(10, "pco", PcoIndex),
     Entry(11, "bloom", Bloom),
     Entry(12, "auto", Auto),
+    Entry(13, "shaped", Shaped),
 )
 
 VALUES = (
@@ -169,7 +171,7 @@ def parse_stages(spec: str) -> tuple[Sparsifier, IndexCodec, ValueCodec]:
     >>> parse_stages("topr:0.01/row/raw")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
         ...
-    deepreduce.errors.ConfigError: unknown index codec 'row': did you mean 'raw'? allowed: all, ... seeded
+    deepreduce.errors.ConfigError: unknown index codec 'row': did you mean 'raw'? allowed: all, ... shaped
       topr:0.01/row/raw
                 ^^^
     """

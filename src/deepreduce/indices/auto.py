@@ -17,6 +17,7 @@ from .pco import PcoIndex
 from .raw import RawIndex
 from .rice import Rice
 from .rle import RLE
+from .shaped import Shaped
 
 _MEASURED: tuple[GapCodec, ...] = (Delta(), Rice(), RLE(), DeltaHuffman())
 _PCO_LEAST_BYTES = 10
@@ -25,6 +26,9 @@ _WHOLE = 2**16
 _SLICE = 512
 _MOST_SLICES_TO_ONE = 8
 _IN_DOUBT_PCO = 0.998  # its table does not grow as the sample does, so the estimate is a little high
+_SHAPED_LEAST_BYTES = 5
+_SHAPED_IN_DOUBT = 1.5  # its estimate may be so high above its size
+_SHAPED_GAIN = 1.005  # it is slow to decode, so it has to be smaller by more than that
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Auto(IndexCodec):
     """`auto`: the lossless codec that is smallest for the tensor at hand. The message names that codec, never `auto`.
 
     Every codec tells its size after one pass over the positions, except `pco`, which is tried on a sample: all of up to 65,536
-    positions, an eighth of very many; if it wins by its sample, it is tried on the whole.
+    positions, an eighth of very many; if it wins by its sample, it is tried on the whole. So is `shaped` where it may be the smallest.
 
     >>> import deepreduce as dr, numpy as np
     >>> rows = np.zeros((1000, 64), np.float32)
@@ -58,6 +62,9 @@ class Auto(IndexCodec):
         sizes |= {codec: codec.size_bytes(kept, space) for codec in _MEASURED}
         if min(sizes.values()) > _PCO_LEAST_BYTES:
             sizes[PcoIndex()] = _pco_bytes(kept, space)
+        smallest = min(sizes.values())
+        if smallest > _SHAPED_LEAST_BYTES and Shaped().estimate_bytes(kept, space) < _SHAPED_IN_DOUBT * smallest:
+            sizes[Shaped()] = _SHAPED_GAIN * len(Shaped().encode(kept, space, 0)[0])
         return sizes
 
     def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:

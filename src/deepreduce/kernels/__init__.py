@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from . import rice as rice
     from . import runs as runs
     from . import selection as selection
+    from . import shaped as shaped
     from . import sketch as sketch
     from . import ternary as ternary
 

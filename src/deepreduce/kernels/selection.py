@@ -18,6 +18,7 @@ Bits = NDArray[Any]
 
 ALL_BITS = {n: 2 ** (8 * n) - 1 for n in (2, 4, 8)}
 _BIN_BITS = 15
+_SMALL = 1 << 15  # below this, the table of bins costs more than the elements
 
 
 def _infinity(dtype: np.dtype[Any]) -> int:
@@ -104,9 +105,12 @@ def top(bits: Bits, dtype: np.dtype[Any], count: int) -> Positions:
     """
     if count >= bits.size:
         return np.arange(bits.size, dtype=np.int64)
-    mask, shift = ALL_BITS[dtype.itemsize] >> 1, 8 * dtype.itemsize - 1 - _BIN_BITS
+    mask, infinity = ALL_BITS[dtype.itemsize] >> 1, _infinity(dtype)
+    if bits.size < _SMALL:
+        count = max(count, int(_count(bits, _typed(mask, bits), _typed(infinity, bits))))
+        return _top_of(bits, mask, np.arange(bits.size, dtype=np.int64), count)
+    shift = 8 * dtype.itemsize - 1 - _BIN_BITS
     above_or_in = _histogram(bits, _typed(shift, bits), 1 << _BIN_BITS)[::-1].cumsum()[::-1]
-    infinity = _infinity(dtype)
     # No value straddles: Inf begins a bin in every dtype, as the bin holds at least the exponent.
     count = max(count, int(above_or_in[infinity >> shift]))
     lowest_bin = int(np.searchsorted(-above_or_in, -count, side="right")) - 1

@@ -1,0 +1,207 @@
+"""Seconds a training step over a real 100 Mbit/s link, and the bytes that the network interface counts.
+
+Two network namespaces are joined by a veth pair whose two ends are shaped by `tc tbf`; one rank of a DDP training runs in each, so that
+every byte between them crosses the link. Needs root and iproute2. The namespaces are removed afterwards, even if a run fails.
+
+    python benchmarks/ddp_link.py                          # all rows: over the link, and over an unshaped one for the overhead
+    python benchmarks/ddp_link.py --spec topr:0.01/rice/qsgd --topology sharded
+    python benchmarks/ddp_link.py --ranks 2 4 8            # bytes a rank against the ranks, each in a namespace on a bridge
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+TBF = "rate {rate} burst 256kb latency 200ms"
+ROWS = [
+    ("plain DDP", None, "dense"),
+    ("dense, no network", "noop", "allgather"),
+    ("none/all/raw", "none/all/raw", "allgather"),
+    ("topr:0.01/raw/raw", "topr:0.01/raw/raw", "allgather"),
+    ("topr:0.01/rice/qsgd", "topr:0.01/rice/qsgd", "allgather"),
+    ("topr:0.01/rice/qsgd", "topr:0.01/rice/qsgd", "server"),
+    ("topr:0.01/rice/qsgd", "topr:0.01/rice/qsgd", "sharded"),
+]
+
+
+# The network
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@contextmanager
+def namespaces(count: int, rate: str | None) -> Iterator[list[str]]:
+    """`count` network namespaces on one bridge, with addresses 10.77.0.1 and up; each sends at most at `rate`."""
+    names = [f"drlink{os.getpid()}-{number}" for number in range(count)]
+    bridge, made = f"drbr{os.getpid() % 100000}", []
+    try:
+        ip("link", "add", bridge, "type", "bridge")
+        ip("link", "set", bridge, "up")
+        for number, name in enumerate(names):
+            ip("netns", "add", name)
+            made.append(name)
+            outer = f"dro{os.getpid() % 100000}n{number}"
+            ip("link", "add", outer, "type", "veth", "peer", "name", "link0", "netns", name)
+            ip("link", "set", outer, "master", bridge, "up")
+            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "link0")
+            ip("-n", name, "link", "set", "link0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            if rate:
+                shape = ["tc", "qdisc", "add", "dev", "link0", "root", "tbf", *TBF.format(rate=rate).split()]
+                subprocess.run(["ip", "netns", "exec", name, *shape], check=True)
+        yield names
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "del", name], check=False)
+        subprocess.run(["ip", "link", "del", bridge], check=False)
+
+
+def run(names: list[str], job: dict[str, object], timeout: float = 300) -> list[dict[str, float]]:
+    """One rank in every namespace; what each of them printed at its end."""
+    ranks = []
+    for rank, name in enumerate(names):
+        environment = os.environ | {
+            "MASTER_ADDR": "10.77.0.1",
+            "MASTER_PORT": "29500",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(names)),
+            "GLOO_SOCKET_IFNAME": "link0",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = ["ip", "netns", "exec", name, sys.executable, str(Path(__file__).resolve()), "--job", json.dumps(job)]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    try:
+        end = time.monotonic() + timeout
+        outputs = [rank.communicate(timeout=max(1.0, end - time.monotonic()))[0] for rank in ranks]
+        failed = [number for number, rank in enumerate(ranks) if rank.returncode]
+        if failed:
+            raise SystemExit(f"ranks {failed} failed at {job}")
+        return [json.loads(output.splitlines()[-1]) for output in outputs]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+
+
+# One rank
+
+
+def sent_by_interface() -> int:
+    return int(Path("/sys/class/net/link0/statistics/tx_bytes").read_text())
+
+
+def train(job: dict[str, object]) -> dict[str, float]:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from deepreduce.torch import DeepReduceState, deepreduce_hook, noop_hook
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    width = int(str(job["width"]))
+    layers = [torch.nn.Linear(width, width) for _ in range(int(str(job["layers"])))]
+    model = torch.nn.Sequential(*[part for layer in layers for part in (layer, torch.nn.ReLU())])
+    ddp = DistributedDataParallel(model)
+    state = None
+    if job["spec"] == "noop":
+        ddp.register_comm_hook(None, noop_hook)
+    elif job["spec"]:
+        state = DeepReduceState(str(job["spec"]), topology=str(job["topology"]))
+        ddp.register_comm_hook(state, deepreduce_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    data = torch.Generator().manual_seed(dist.get_rank())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        ddp(torch.randn(16, width, generator=data)).square().mean().backward()
+        optimizer.step()
+
+    warm, steps = 3, int(str(job["steps"]))
+    for _ in range(warm):
+        step()
+    dist.barrier()
+    before, counted, seconds = sent_by_interface(), state.stats().sent_bytes if state else 0, []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    row = {
+        "seconds": sorted(seconds)[len(seconds) // 2],
+        "best": min(seconds),
+        "interface_bytes": (sent_by_interface() - before) / steps,
+        "counted_bytes": ((state.stats().sent_bytes if state else 0) - counted) / steps,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+    }
+    if state:
+        last = state.stats().last
+        row |= {"encode": last.encode_seconds, "exchange": last.exchange_seconds, "decode": last.decode_seconds, "ratio": last.ratio}
+    dist.barrier()
+    dist.destroy_process_group()
+    return row
+
+
+# The tables
+
+
+def compare(rows: list[tuple[str, str | None, str]], rate: str | None, steps: int) -> None:
+    print(f"\n2 ranks, {f'link of {rate}' if rate else 'link without a limit'}, median and best of {steps} steps")
+    columns = f"{'ms/step':>9} {'best':>8} {'speed-up':>9} {'of best':>8} {'bytes sent':>12} {'interface':>12}"
+    print(f"{'spec':24} {'topology':10} {columns}   encode/exchange/decode ms")
+    dense: tuple[float, float] | None = None
+    for title, spec, topology in rows:
+        with namespaces(2, rate) as names:
+            results = run(names, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
+        seconds = max(row["seconds"] for row in results)
+        best = max(row["best"] for row in results)
+        dense = dense or (seconds, best)
+        parts = "/".join(f"{1000 * results[0][part]:.0f}" for part in ("encode", "exchange", "decode") if part in results[0])
+        counted, interface = (max(row[key] for row in results) for key in ("counted_bytes", "interface_bytes"))
+        speed = f"{1000 * seconds:9.1f} {1000 * best:8.1f} {dense[0] / seconds:8.1f}x {dense[1] / best:7.1f}x"
+        print(f"{title:24} {topology:10} {speed} {counted:12,.0f} {interface:12,.0f}   {parts}", flush=True)
+
+
+def volumes(ranks: list[int], spec: str, topologies: list[str], steps: int) -> None:
+    print(f"\nbytes a rank and step, {spec}: counted, and what the interface sent (with all headers of the network)")
+    for topology in topologies:
+        for count in ranks:
+            with namespaces(count, None) as names:
+                results = run(names, {"spec": spec, "topology": topology, "steps": steps, "width": 320, "layers": 4})
+            counted, interface = (sum(row[key] for row in results) / count for key in ("counted_bytes", "interface_bytes"))
+            print(f"{topology:10} {count} ranks {counted:12,.0f} counted {interface:12,.0f} on the interface", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", default="100mbit")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--spec", help="compare this one with plain DDP only")
+    parser.add_argument("--topology", help="of --spec (allgather), or the only one to measure bytes for")
+    parser.add_argument("--ranks", type=int, nargs="+", help="measure bytes against the number of ranks instead")
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # an exit cleans up, the default does not
+    if options.job:
+        print(json.dumps(train(json.loads(options.job))))
+    elif options.ranks:
+        topologies = [options.topology] if options.topology else ["allgather", "server", "sharded"]
+        volumes(options.ranks, options.spec or "topr:0.01/rice/qsgd", topologies, options.steps)
+    else:
+        rows = [ROWS[0], (options.spec, options.spec, options.topology or "allgather")] if options.spec else ROWS
+        for rate in (options.rate, None):
+            compare(rows, rate, options.steps)
+
+
+if __name__ == "__main__":
+    main()

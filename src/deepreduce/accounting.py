@@ -1,0 +1,184 @@
+"""What a training step cost this rank: bytes and seconds, in all and for every parameter. All adapters count the same way."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from .container import Record
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass
+class ParameterStats:
+    """One parameter in one step: what this rank encoded of it."""
+
+    dense_bytes: int = 0
+    message_bytes: int = 0
+    nnz: int = 0
+    index_bytes: int = 0
+    value_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """How many times smaller than dense."""
+        return _ratio(self.dense_bytes, self.message_bytes)
+
+    @property
+    def bits_per_index(self) -> float:
+        """Bits spent on positions for each kept element."""
+        return 8 * self.index_bytes / self.nnz if self.nnz else 0.0
+
+    @property
+    def bits_per_value(self) -> float:
+        """Bits spent on values, and on their order, for each kept element."""
+        return 8 * self.value_bytes / self.nnz if self.nnz else 0.0
+
+    def add(self, record: Record) -> None:
+        """Count one part of a message."""
+        index_bytes, order_bytes, value_bytes = map(len, record.sections)
+        self.dense_bytes += prod(record.shape) * record.dtype.itemsize
+        self.nnz += record.nnz
+        self.index_bytes += index_bytes
+        self.value_bytes += order_bytes + value_bytes
+        self.message_bytes += index_bytes + order_bytes + value_bytes
+
+
+@dataclass
+class StepStats:
+    """One step of this rank.
+
+    `message_bytes` is what it encoded, headers included; `sent_bytes` is what it put on the network to get it to the others. Encoding,
+    exchange and decoding run beside the backward pass: their seconds are not all waited for.
+    """
+
+    step: int
+    dense_bytes: int = 0
+    message_bytes: int = 0
+    sent_bytes: int = 0
+    encode_seconds: float = 0.0
+    exchange_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    parameters: dict[str, ParameterStats] = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """How many times the message is smaller than dense gradients."""
+        return _ratio(self.dense_bytes, self.message_bytes)
+
+    @property
+    def bits_per_index(self) -> float:
+        """Bits spent on positions for each kept element."""
+        return self._total().bits_per_index
+
+    @property
+    def bits_per_value(self) -> float:
+        """Bits spent on values for each kept element."""
+        return self._total().bits_per_value
+
+    def _total(self) -> ParameterStats:
+        parts = self.parameters.values()
+        return ParameterStats(
+            nnz=sum(part.nnz for part in parts),
+            index_bytes=sum(part.index_bytes for part in parts),
+            value_bytes=sum(part.value_bytes for part in parts),
+        )
+
+    def count(self, label: str, record: Record) -> None:
+        """Count one tensor of a message; several may belong to one parameter."""
+        self.parameters.setdefault(label, ParameterStats()).add(record)
+        self.dense_bytes += prod(record.shape) * record.dtype.itemsize
+
+    def merge(self, bucket: StepStats) -> None:
+        """Add what one bucket of this step cost."""
+        self.dense_bytes += bucket.dense_bytes
+        self.message_bytes += bucket.message_bytes
+        self.sent_bytes += bucket.sent_bytes
+        self.encode_seconds += bucket.encode_seconds
+        self.exchange_seconds += bucket.exchange_seconds
+        self.decode_seconds += bucket.decode_seconds
+        self.parameters |= bucket.parameters
+
+    def scalars(self) -> dict[str, float]:
+        """The totals by name, for a log."""
+        return {
+            "dense_bytes": self.dense_bytes,
+            "message_bytes": self.message_bytes,
+            "sent_bytes": self.sent_bytes,
+            "ratio": self.ratio,
+            "bits_per_index": self.bits_per_index,
+            "bits_per_value": self.bits_per_value,
+            "encode_seconds": self.encode_seconds,
+            "exchange_seconds": self.exchange_seconds,
+            "decode_seconds": self.decode_seconds,
+        }
+
+
+class Stats:
+    """The latest steps of a run, oldest first. Its own `sent_bytes`, `message_bytes` and `dense_bytes` count all steps.
+
+    >>> stats = Stats(history=10)
+    >>> stats.add(StepStats(step=0, dense_bytes=4000, message_bytes=40, sent_bytes=44), last=False)
+    >>> stats.add(StepStats(step=0, dense_bytes=4000, message_bytes=40, sent_bytes=44), last=True)
+    >>> stats.last.ratio, stats.last.sent_bytes
+    (100.0, 88)
+    """
+
+    def __init__(self, history: int) -> None:
+        self.steps: deque[StepStats] = deque(maxlen=history)
+        self.sent_bytes = self.message_bytes = self.dense_bytes = 0
+        self._open = StepStats(step=-1)
+
+    @property
+    def last(self) -> StepStats:
+        """The latest finished step."""
+        return self.steps[-1] if self.steps else StepStats(step=-1)
+
+    def add(self, bucket: StepStats, last: bool = True) -> None:
+        """One bucket of a step is done; with the last one, the step is."""
+        if self._open.step != bucket.step:
+            self._open = StepStats(bucket.step)
+        self._open.merge(bucket)
+        self.sent_bytes += bucket.sent_bytes
+        self.message_bytes += bucket.message_bytes
+        self.dense_bytes += bucket.dense_bytes
+        if last:
+            self.steps.append(self._open)
+
+    def table(self, rows: int = 20) -> Table:
+        """The latest step as a table for `rich.print`: the parameters that cost most, and the total."""
+        from rich.table import Table
+
+        last = self.last
+        table = Table(title=f"step {last.step}: {last.sent_bytes:,} bytes sent, {1000 * last.exchange_seconds:.1f} ms on the network")
+        table.add_column("parameter")
+        for title in ("dense bytes", "bytes", "ratio", "bits/index", "bits/value"):
+            table.add_column(title, justify="right")
+        dearest = sorted(last.parameters.items(), key=lambda item: -item[1].message_bytes)
+        for name, part in dearest[:rows]:
+            table.add_row(name, *_cells(part.dense_bytes, part.message_bytes, part.ratio, part.bits_per_index, part.bits_per_value))
+        table.add_section()
+        table.add_row(
+            "all, with headers", *_cells(last.dense_bytes, last.message_bytes, last.ratio, last.bits_per_index, last.bits_per_value)
+        )
+        return table
+
+    def write(self, writer: Any, prefix: str = "deepreduce", parameters: bool = False) -> None:
+        """Give the latest step to a TensorBoard `SummaryWriter`; with `parameters`, the bytes of each as well."""
+        last = self.last
+        for name, number in last.scalars().items():
+            writer.add_scalar(f"{prefix}/{name}", number, last.step)
+        for name, part in last.parameters.items() if parameters else ():
+            writer.add_scalar(f"{prefix}/parameters/{name}", part.message_bytes, last.step)
+
+
+def _cells(dense_bytes: int, message_bytes: int, ratio: float, bits_per_index: float, bits_per_value: float) -> list[str]:
+    return [f"{dense_bytes:,}", f"{message_bytes:,}", f"{ratio:.1f}x", f"{bits_per_index:.2f}", f"{bits_per_value:.2f}"]
+
+
+def _ratio(dense_bytes: int, message_bytes: int) -> float:
+    return dense_bytes / message_bytes if message_bytes else 1.0

@@ -1,0 +1,1 @@
+"""Measure codecs on gradients: volume, error and time, beside what else one could use."""

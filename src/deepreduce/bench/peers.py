@@ -1,0 +1,182 @@
+"""What one could use instead, as far as it is installed. Each peer gives rows like those of a codec."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..sparse import Values
+from ..sparsify.amount import count_of
+from .measure import Gradient, RoundTripError, Row, best_seconds
+
+_KEPT = 0.01
+_LOW_RANK = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One peer on one gradient: how to encode and decode it, and what that is made of. No functions: only the volume is known."""
+
+    method: str
+    note: str
+    index_bytes: int
+    value_bytes: int
+    nnz: int
+    received: Values | None = None
+    encode: Callable[[], object] | None = None
+    decode: Callable[[], object] | None = None
+
+
+def measure_peers(name: str, gradient: Gradient, repeat: int = 5) -> list[Row]:
+    """A row for every peer that is installed.
+
+    >>> rows = measure_peers("ramp", np.arange(1000, dtype=np.float32), repeat=1)
+    >>> "zlib" in [row.method for row in rows]
+    True
+    """
+    flat = np.concatenate([tensor.reshape(-1) for tensor in _tensors(gradient)])
+    with _one_thread():
+        return [_row(name, flat, trial, repeat) for trial in _trials(gradient, flat)]
+
+
+def _trials(gradient: Gradient, flat: Values) -> Iterator[Trial]:
+    yield _zlib(flat)
+    yield _pcodec(flat)
+    if find_spec("torch") is not None:
+        yield _torch_topk(gradient)
+        yield _fp16_hook(flat)
+        yield _powersgd_hook([tensor.shape for tensor in _tensors(gradient)], flat)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """All codecs run on one thread, so torch does too."""
+    if find_spec("torch") is None:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _row(name: str, flat: Values, trial: Trial, repeat: int) -> Row:
+    dense = flat.astype(np.float64)
+    error = float("nan")
+    if trial.received is not None:
+        norm = float(np.linalg.norm(dense))
+        error = float(np.linalg.norm(trial.received.astype(np.float64) - dense)) / norm if norm else 0.0
+    return Row(
+        gradient=name,
+        method=trial.method,
+        spec=trial.note,
+        used=trial.note,
+        kind="peer",
+        numel=flat.size,
+        nnz=trial.nnz,
+        dense_bytes=flat.nbytes,
+        nbytes=trial.index_bytes + trial.value_bytes,
+        header_bytes=0,
+        index_bytes=trial.index_bytes,
+        order_bytes=0,
+        value_bytes=trial.value_bytes,
+        bits_per_index=8 * trial.index_bytes / max(trial.nnz, 1),
+        bits_per_value=8 * trial.value_bytes / max(trial.nnz, 1),
+        relative_error=error,
+        codec_error=float("nan"),
+        encode_seconds=None if trial.encode is None else best_seconds(trial.encode, repeat),
+        decode_seconds=None if trial.decode is None else best_seconds(trial.decode, repeat),
+    )
+
+
+def _zlib(flat: Values) -> Trial:
+    raw = flat.tobytes()
+    packed = zlib.compress(raw)
+    received = np.frombuffer(zlib.decompress(packed), flat.dtype)
+    _same(flat, received, "zlib")
+    return Trial(
+        "zlib", "all elements, lossless", 0, len(packed), flat.size, received, lambda: zlib.compress(raw), lambda: zlib.decompress(packed)
+    )
+
+
+def _pcodec(flat: Values) -> Trial:
+    from pcodec import ChunkConfig, standalone
+
+    values = flat if flat.dtype.name in ("float16", "float32", "float64") else flat.astype(np.float32)
+    packed = standalone.simple_compress(values, ChunkConfig())
+    received = standalone.simple_decompress(packed)
+    _same(values, received, "pcodec")
+    return Trial(
+        "pcodec",
+        "all elements, lossless",
+        0,
+        len(packed),
+        flat.size,
+        received,
+        lambda: standalone.simple_compress(values, ChunkConfig()),
+        lambda: standalone.simple_decompress(packed),
+    )
+
+
+def _torch_topk(gradient: Gradient) -> Trial:
+    """The usual way, tensor by tensor: 64-bit indices as torch gives them, and the values."""
+    import torch
+
+    tensors = [torch.from_numpy(tensor.reshape(-1).astype(np.float32)) for tensor in _tensors(gradient)]
+
+    def encode() -> Any:
+        positions = [torch.topk(tensor.abs(), count_of(_KEPT, tensor.numel()), sorted=False).indices for tensor in tensors]
+        return [(each, tensor[each]) for tensor, each in zip(tensors, positions, strict=True)]
+
+    def decode() -> Any:
+        return [torch.zeros_like(tensor).index_copy_(0, *kept) for tensor, kept in zip(tensors, sent, strict=True)]
+
+    sent = encode()
+    kept = sum(values.numel() for _, values in sent)
+    received = torch.cat(decode()).numpy()
+    return Trial("torch.topk", f"top {_KEPT:.0%} with int64 indices", 8 * kept, 4 * kept, kept, received, encode, decode)
+
+
+def _fp16_hook(flat: Values) -> Trial:
+    """PyTorch's fp16_compress_hook: every element as a half."""
+    import torch
+
+    tensor = torch.from_numpy(flat.astype(np.float32))
+    halves = tensor.half()
+    received = halves.float().numpy()
+    return Trial("fp16 hook", "all elements as halves", 0, 2 * flat.size, flat.size, received, tensor.half, halves.float)
+
+
+def _powersgd_hook(shapes: list[tuple[int, ...]], flat: Values) -> Trial:
+    """The elements that PyTorch's PowerSGD sends: two low-rank factors of each matrix that this makes smaller by half at least."""
+    elements = sum(_low_rank_elements(shape) for shape in shapes)
+    note = f"rank {_LOW_RANK}: volume only"
+    return Trial("PowerSGD hook", note, 0, elements * flat.dtype.itemsize, flat.size)
+
+
+def _low_rank_elements(shape: tuple[int, ...]) -> int:
+    numel = prod(shape)
+    if len(shape) < 2:
+        return numel
+    factors = (shape[0] + numel // max(shape[0], 1)) * _LOW_RANK
+    return factors if factors * 2 < numel else numel
+
+
+def _tensors(gradient: Gradient) -> list[Values]:
+    return list(gradient.values()) if isinstance(gradient, Mapping) else [gradient]
+
+
+def _same(sent: Values, received: Values, who: str) -> None:
+    if sent.tobytes() != received.tobytes():
+        raise RoundTripError(f"{who} did not give back the gradient")

@@ -1,0 +1,270 @@
+"""`deepreduce train` and `deepreduce demo`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..errors import ConfigError
+from ..pipeline import parse
+from . import files, output
+
+if TYPE_CHECKING:
+    from ..train.contract import Event, Plan, Record
+    from ..train.outcome import Outcome
+
+_INTERRUPTED = 130  # as shells say it: 128 + SIGINT
+DEMO_CODECS = ("topr:0.01/rice/qsgd", "topr:0.01/rice/fitpoly", "topr:0.01/bloom:p2,fpr=0.001/qsgd")
+
+
+def add(commands: Any) -> None:
+    """The two commands."""
+    train = commands.add_parser(
+        "train",
+        help="train with real workers, dense and by every codec given",
+        description="Train the same model dense and by every codec, from the same weights, and show what each cost.",
+        epilog="examples:\n"
+        "  deepreduce train --codec topr:0.01/rice/qsgd --report out\n"
+        "  sudo deepreduce train --workers 4 --codec topr:0.01/rice/qsgd --link 100mbit --steps 100\n"
+        "  torchrun --nproc-per-node 2 -m deepreduce.cli.main train --codec topr:0.01/rice/qsgd",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    train.add_argument("--task", default="digits", metavar="TASK", help="digits (default), cifar10 or ml1m")
+    train.add_argument("--model", metavar="NAME", help="mlp or cnn for digits, resnet20 or densenet40 for cifar10, neumf for ml1m")
+    train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default)")
+    train.add_argument("--workers", type=_positive, default=2, metavar="N", help="processes (default 2)")
+    train.add_argument("--codec", action="append", default=[], metavar="SPEC", help="spec or preset (may be repeated)")
+    train.add_argument("--topology", default="allgather", metavar="NAME", help="allgather (default), server or sharded")
+    train.add_argument("--memory", default="residual", choices=("residual", "none"), help="error feedback (default residual)")
+    train.add_argument("--small", type=int, default=1024, metavar="N", help="tensors below N elements go dense (default 1024)")
+    train.add_argument("--link", metavar="RATE", help="put every worker on its own shaped link, such as 100mbit (Linux, root)")
+    train.add_argument("--epochs", type=_positive, metavar="N", help="passes over the data (default: by task)")
+    train.add_argument("--steps", type=_positive, metavar="N", help="steps, in place of epochs")
+    train.add_argument("--batch", type=_positive, metavar="N", help="examples a worker takes in a step (default: by task)")
+    train.add_argument("--learning-rate", type=float, metavar="X", help="default: by task")
+    train.add_argument("--negatives", type=_positive, default=99, metavar="N", help="ml1m: items the true one is ranked among (99 or 999)")
+    train.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data and the codecs (default 0)")
+    train.add_argument("--data", type=Path, metavar="DIR", help="where the official files of cifar10 or ml1m are")
+    train.add_argument("--no-dense", action="store_true", help="leave out the dense run")
+    _add_results(train)
+    train.set_defaults(run=run_train)
+
+    demo = commands.add_parser(
+        "demo",
+        help="digits with two workers, dense beside three codecs",
+        description="Train on scikit-learn's digits with two workers, dense beside three codecs: a minute or two.",
+        epilog="example: deepreduce demo --report report",
+    )
+    _add_results(demo)
+    demo.set_defaults(run=run_demo)
+
+
+def _add_results(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", type=Path, metavar="FILE", help="write all results for programs")
+    command.add_argument("--report", type=Path, metavar="DIR", help="write report.html for people")
+
+
+def run_train(args: argparse.Namespace) -> None:
+    """Train as asked."""
+    _conduct(_plan(args), args.json, args.report)
+
+
+def run_demo(args: argparse.Namespace) -> None:
+    """Train the demo."""
+    command = argparse.ArgumentParser()
+    add(command.add_subparsers())
+    codecs = [word for spec in DEMO_CODECS for word in ("--codec", spec)]
+    _conduct(_plan(command.parse_args(["train", *codecs])), args.json, args.report)
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    from ..train.contract import Plan  # the training part is loaded for these commands only
+    from ..train.launcher import joins_others, worker_module
+    from ..train.links import check_links, parse_rate
+    from ..train.tasks import task_of
+
+    task = task_of(args.task)
+    model = args.model or task.models[0]
+    if model not in task.models:
+        raise ConfigError(f"task {task.name!r} has the models {', '.join(task.models)}, got {model!r}")
+    worker_module(args.framework)
+    for spec in args.codec:
+        parse(spec)
+    if args.link:
+        parse_rate(args.link)
+        check_links()
+    specs = dict.fromkeys([*([] if args.no_dense else ["dense"]), *args.codec])
+    if not specs:
+        raise ConfigError("nothing to train: give a --codec, or leave out --no-dense")
+    return Plan(
+        task=task.name,
+        model=model,
+        specs=tuple(specs),
+        workers=int(os.environ["WORLD_SIZE"]) if joins_others() else args.workers,
+        batch=args.batch or task.batch,
+        steps=args.steps,
+        epochs=args.epochs or task.epochs,
+        evaluations=task.evaluations,
+        learning_rate=args.learning_rate or task.learning_rate,
+        topology=args.topology,
+        memory=args.memory,
+        small=args.small,
+        seed=args.seed,
+        data=str(args.data) if args.data else None,
+        negatives=args.negatives,
+        framework=args.framework,
+        link=args.link,
+    )
+
+
+def _conduct(plan: Plan, json_path: Path | None, report: Path | None) -> None:
+    from ..report.provenance import provenance
+    from ..train.launcher import joins_others, launch
+    from ..train.outcome import Outcome
+
+    folder = output.make_folder(report) if report else None
+    outcome = Outcome(plan, provenance())
+    if joins_others():
+        _join(plan, outcome)
+        if os.environ["RANK"] != "0":
+            return
+    else:
+        _check_data(plan)
+        try:
+            with Live(plan, outcome) as live:
+                launch(plan, live.listen)
+        except KeyboardInterrupt:
+            print("deepreduce: interrupted; all workers have ended", file=sys.stderr)
+            raise SystemExit(_INTERRUPTED) from None
+    _finish(outcome, json_path, folder)
+
+
+def _check_data(plan: Plan) -> None:
+    """Missing data is told here in one line, not by a worker's traceback."""
+    from ..train.tasks import read_data
+
+    read_data(plan.task, Path(plan.data) if plan.data else None, plan.seed, plan.negatives)
+
+
+def _join(plan: Plan, outcome: Outcome) -> None:
+    """Be one worker among those that torchrun started."""
+    from importlib import import_module
+
+    from ..train.launcher import worker_module
+
+    if plan.link:
+        raise ConfigError("--link starts the workers itself: run it without torchrun")
+    with Live(plan, outcome, quiet=os.environ["RANK"] != "0") as live:
+        import_module(worker_module(plan.framework)).train(plan, live.listen)
+
+
+def _finish(outcome: Outcome, json_path: Path | None, folder: Path | None) -> None:
+    from ..report.training_page import training_page
+    from ..train.outcome import points_below_dense
+
+    output.console().print(_table(outcome))
+    for spec, points in points_below_dense(outcome.records).items():
+        where = f"{points:.1f} points below" if points > 0.05 else f"{-points:.1f} points above" if points < -0.05 else "equal to"
+        print(f"{spec}: {where} dense")
+    if json_path:
+        _write(json_path, outcome.write_json)
+        print(f"wrote {json_path}")
+    if folder:
+        _write(folder / "train.json", outcome.write_json)
+        _write(folder / "report.html", lambda path: path.write_text(training_page(outcome)))
+        print(f"the report: {(folder / 'report.html').resolve()}")
+
+
+def _write(path: Path, write: Any) -> None:
+    try:
+        write(path)
+    except OSError as error:
+        raise files.FileError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _table(outcome: Outcome) -> Table:
+    table = Table(box=None, pad_edge=False, title_justify="left", title_style="bold", title=f"{outcome.plan.model} on {outcome.plan.task}")
+    for number, column in enumerate(outcome.columns()):
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
+    for row in outcome.rows():
+        table.add_row(*row)
+    return table
+
+
+class Live:
+    """Shows how far the workers are: moving bars in a terminal, a line a run elsewhere."""
+
+    def __init__(self, plan: Plan, outcome: Outcome, quiet: bool = False) -> None:
+        self._plan, self._outcome = plan, outcome
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console, disable=quiet or not self._console.is_terminal)
+        self._bars: dict[str, Any] = {}
+        self._quality: dict[str, float] = {}
+        self._steps = 0
+
+    def __enter__(self) -> Live:
+        self._console.print(f"starting {self._plan.workers} workers; the first run with a codec compiles its kernels")
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def listen(self, event: Event) -> None:
+        """Take one event of the workers."""
+        from ..train.contract import Record
+
+        handlers = {"ready": self._ready, "step": self._step, "evaluation": self._evaluation}
+        if event["event"] == "run":
+            self._ran(Record(**event["record"]))
+        else:
+            handlers[event["event"]](event)
+
+    def _ready(self, event: Event) -> None:
+        self._steps = event["steps"]
+        self._console.print(
+            f"{self._plan.model}: {event['parameters']:,} parameters, {self._steps:,} steps, {event['steps_per_epoch']:,} an epoch"
+        )
+
+    def _bar(self, spec: str) -> Any:
+        if spec not in self._bars:
+            self._bars[spec] = self._progress.add_task(spec, total=self._steps, note="")
+        return self._bars[spec]
+
+    def _step(self, event: Event) -> None:
+        quality = self._quality.get(event["spec"])
+        note = f"loss {event['loss']:.3f}" + (f", {quality:.1%}" if quality is not None else "")
+        self._progress.update(self._bar(event["spec"]), completed=event["step"], note=note)
+
+    def _evaluation(self, event: Event) -> None:
+        self._quality[event["spec"]] = event["quality"]
+        self._progress.update(self._bar(event["spec"]), completed=event["step"])
+
+    def _ran(self, record: Record) -> None:
+        self._outcome.records.append(record)
+        self._progress.update(self._bar(record.spec), completed=record.steps, note=f"{record.metric} {record.quality:.1%}")
+        if not self._console.is_terminal:
+            self._console.print(
+                f"{record.spec}: {record.metric} {record.quality:.1%} after {record.steps:,} steps in {record.seconds['total']:.1f} s"
+            )
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least 1, got {number}")
+    return number

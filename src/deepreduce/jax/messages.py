@@ -1,0 +1,39 @@
+"""All gradients of a step in one message, and back. The same gradients, spec and seed make the same bytes as in the other adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import steps
+from ..container import Record
+from ..errors import DeepReduceError, FormatError, InputError
+from ..pipeline import restore
+from ..policy import Policy
+from ..source import as_source
+from ..sparse import SparseTensor, Values
+from ..steps import Seed
+
+
+def encode(names: Sequence[str], arrays: Sequence[Values], policy: Policy, seed: Seed) -> bytes:
+    """One message."""
+    encoded = []
+    for number, (name, array) in enumerate(zip(names, arrays, strict=True)):
+        try:
+            codec = policy.choose(name, as_source(array))
+            encoded.append(steps.record_of(array, codec, seed.of(number, codec)))
+        except DeepReduceError as error:
+            raise InputError(f"{name}: {error}") from error
+    return steps.write(encoded)
+
+
+def decode(blob: bytes, names: Sequence[str], likes: Sequence[Values], sender: int) -> list[SparseTensor]:
+    """The tensors of a message, which must be of the shapes and dtypes of `likes`. An error names the process."""
+    try:
+        return [restore(record) for record in records(blob, names, likes)]
+    except FormatError as error:
+        raise type(error)(f"message of process {sender}: {error}") from error
+
+
+def records(blob: bytes, names: Sequence[str], likes: Sequence[Values]) -> Sequence[Record]:
+    """The parts of a message for these tensors; nothing is decoded."""
+    return steps.read(blob, names, likes)

@@ -1,0 +1,43 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def in_bytes(count: float) -> str:
+    """
+    >>> in_bytes(90), in_bytes(1_078_888)
+    ('90 B', '1.08 MB')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def in_seconds(seconds: float | None) -> str:
+    """
+    >>> in_seconds(0.00042), in_seconds(12.34), in_seconds(None)
+    ('420 µs', '12.3 s', '–')
+    """
+    if seconds is None:
+        return "–"
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size * 0.9995:
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+
+
+def in_times(ratio: float) -> str:
+    """
+    >>> in_times(117.26), in_times(1.0)
+    ('117x', '1.0x')
+    """
+    return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.1f}x"
+
+
+def in_percent(share: float) -> str:
+    """
+    >>> in_percent(0.98333)
+    '98.3%'
+    """
+    return f"{100 * share:.1f}%"

@@ -1,0 +1,95 @@
+"""The report of `deepreduce train`: the table, quality against epochs and bytes, volume, and the time of a step as in Figure 11."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .page import figures, page, section, table
+from .quantity import in_bytes, in_percent, in_seconds, in_times
+from .svg import Bar, Line, line_chart, stacked_bars
+
+if TYPE_CHECKING:
+    from ..train.contract import Record
+    from ..train.outcome import Outcome
+
+_PARTS = ("forward/backward", "encode/decode", "communication", "waiting")
+
+
+def training_page(outcome: Outcome) -> str:
+    """The whole page."""
+    plan, records = outcome.plan, outcome.records
+    metric = records[0].metric
+    where = f"links of {plan.link}" if plan.link else "one machine, links not shaped"
+    lead = (
+        f"{plan.model} on {plan.task}: {records[0].parameters:,} parameters, {plan.workers} workers on {where}, "
+        f"{records[0].steps:,} steps of {plan.batch} examples a worker, topology {plan.topology}, seed {plan.seed}. All runs start from "
+        f"the same weights and see the same data; {records[0].gradient_zeros:.0%} of a gradient's elements are zero before anything is "
+        "left out."
+    )
+    charts = [
+        (f"{metric} against epochs", quality_by_epochs(records)),
+        (f"{metric} against bytes sent by a worker, logarithmic", quality_by_bytes(records)),
+        ("Bytes sent by a worker, relative to dense", volume_chart(records)),
+        ("Time of one step", time_chart(records)),
+        ("Training loss against steps", loss_chart(records)),
+    ]
+    notes = (
+        "Seconds are those of the training steps, without evaluation. Encoding and exchange run beside the backward pass, so the parts may "
+        "add up to more than the whole. Communication counts from when the last worker is there; before that it is waiting."
+    )
+    return page(
+        f"deepreduce train: {plan.task}",
+        lead,
+        [section("Results", table(outcome.columns(), outcome.rows()), lead=notes), section("Pictures", figures(charts))],
+        outcome.origin,
+    )
+
+
+def quality_by_epochs(records: Sequence[Record]) -> str:
+    """Quality at every evaluation."""
+    lines = [
+        Line(record.spec, [(point["step"] / record.steps_per_epoch, point["quality"]) for point in record.curve]) for record in records
+    ]
+    return line_chart("Quality against epochs", lines, "epochs", records[0].metric, _plain, in_percent)
+
+
+def quality_by_bytes(records: Sequence[Record]) -> str:
+    """Quality at every evaluation, by what was sent until then."""
+    lines = [Line(record.spec, [(point["bytes_sent"], point["quality"]) for point in record.curve]) for record in records]
+    return line_chart("Quality against bytes", lines, "bytes sent", records[0].metric, in_bytes, in_percent, log_x=True)
+
+
+def loss_chart(records: Sequence[Record]) -> str:
+    """The training loss of rank 0."""
+    lines = [Line(record.spec, [(float(step), loss) for step, loss in record.losses]) for record in records]
+    return line_chart("Training loss", lines, "steps", "loss", _plain, _plain)
+
+
+def volume_chart(records: Sequence[Record]) -> str:
+    """One bar a run."""
+    bars = [
+        Bar(record.spec, {"sent": record.bytes_sent / (record.bytes_dense or 1)}, _volume_note(record.bytes_dense, record.bytes_sent))
+        for record in records
+    ]
+    return stacked_bars("volume", "Bytes sent relative to dense", bars, ("sent",))
+
+
+def time_chart(records: Sequence[Record]) -> str:
+    """Figure 11: what a step spends its time with."""
+    return stacked_bars("time", "Time of one step", [_time_bar(record) for record in records], _PARTS)
+
+
+def _time_bar(record: Record) -> Bar:
+    seconds, steps = record.seconds, record.steps
+    values = (seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"], seconds["waiting"])
+    parts = {name: value / steps for name, value in zip(_PARTS, values, strict=True)}
+    return Bar(record.spec, parts, in_seconds(seconds["total"] / steps))
+
+
+def _volume_note(dense: int, sent: int) -> str:
+    return in_times(dense / sent) if sent else ""
+
+
+def _plain(number: float) -> str:
+    return f"{number:g}"

@@ -1,0 +1,15 @@
+"""deepreduce for TensorFlow: one line in a Keras script.
+
+>>> import keras
+>>> from deepreduce.tensorflow import DistributedOptimizer, enable_fit
+>>> optimizer = DistributedOptimizer(keras.optimizers.Adam(1e-3), "topr:0.01/rice/qsgd")
+>>> # model.compile(optimizer, loss=...)
+>>> # enable_fit(model)
+"""
+
+from ..accounting import ParameterStats, Stats, StepStats
+from .fitting import enable_fit
+from .messages import PeerError
+from .optimizer import DistributedOptimizer
+
+__all__ = ["DistributedOptimizer", "ParameterStats", "PeerError", "Stats", "StepStats", "enable_fit"]

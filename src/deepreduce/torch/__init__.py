@@ -1,0 +1,29 @@
+"""deepreduce for PyTorch: one line in a DDP script.
+
+>>> from deepreduce.torch import DeepReduceState, deepreduce_hook
+>>> state = DeepReduceState("topr:0.01/bitmap/fp16")
+>>> # ddp_model.register_comm_hook(state, deepreduce_hook)
+"""
+
+from ..accounting import ParameterStats, Stats, StepStats
+from .allreduce import allreduce_
+from .hook import deepreduce_hook, noop_hook
+from .link import PeerError
+from .memory import TorchMemory
+from .state import DeepReduceState
+from .topology import AllGather, Server, Sharded
+
+__all__ = [
+    "AllGather",
+    "DeepReduceState",
+    "ParameterStats",
+    "PeerError",
+    "Server",
+    "Sharded",
+    "Stats",
+    "StepStats",
+    "TorchMemory",
+    "allreduce_",
+    "deepreduce_hook",
+    "noop_hook",
+]

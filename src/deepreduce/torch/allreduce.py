@@ -1,0 +1,32 @@
+"""For training loops without DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ..errors import InputError
+from . import reference
+from .state import DeepReduceState
+
+
+def allreduce_(tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduceState, names: Sequence[str] | None = None) -> None:
+    """Replace gradients, dense or sparse COO, by their mean over all ranks; returns when it is done. One call is one step.
+
+    Error feedback belongs to the place in the list, or to `names` if given.
+
+    >>> gradient = torch.tensor([3.0, -1.0, 2.0])
+    >>> allreduce_(gradient, DeepReduceState("topr:1/raw/raw", small_tensor_numel=0))
+    >>> gradient
+    tensor([3., 0., 0.])
+    """
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    labels = [f"tensor {place}" for place in range(len(listed))] if names is None else list(names)
+    if len(labels) != len(listed):
+        raise InputError(f"{len(listed)} tensors, but {len(labels)} names")
+    if state.topology is None:
+        for place, tensor in enumerate(listed):
+            reference.all_reduce(state, tensor, last=place == len(listed) - 1).wait()
+    else:
+        state.reduce(labels, listed).result()

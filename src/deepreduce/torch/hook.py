@@ -1,0 +1,46 @@
+"""The hooks for `DistributedDataParallel.register_comm_hook`, which reads their annotations: they must not be strings here."""
+
+from concurrent.futures import Future as HostFuture
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from . import reference
+from .state import DeepReduceState
+
+
+def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
+    """Encode, exchange and decode the gradients of a bucket off this thread; the future gives their mean over all ranks."""
+    if state.topology is None:
+        return reference.all_reduce(state, bucket.buffer(), bucket.is_last())
+    buffer, names = bucket.buffer(), [state.names.of(parameter) for parameter in bucket.parameters()]
+    reduced = _promised(buffer, state.reduce(names, bucket.gradients(), bucket.is_last()))
+
+    def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:
+        return reduced.value()  # raises what the lanes raised: DDP passes errors of a callback on to backward()
+
+    return reduced.then(surface)
+
+
+def noop_hook(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
+    """No communication at all: how fast a step would be on an endless network. Ranks drift apart."""
+    ready: Future[torch.Tensor] = Future()
+    ready.set_result(bucket.buffer())
+    return ready
+
+
+def _promised(buffer: torch.Tensor, work: HostFuture[None]) -> Future[torch.Tensor]:
+    """A torch future of `buffer`, for when the work on it is done."""
+    promise: Future[torch.Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+
+    def complete(work: HostFuture[None]) -> None:
+        error = work.exception()
+        if error is None:
+            promise.set_result(buffer)
+        else:
+            promise.set_exception(error)  # type: ignore[arg-type]
+
+    work.add_done_callback(complete)
+    return promise

@@ -1,0 +1,224 @@
+"""How the messages of all ranks become one mean, which all ranks decode from the same bytes in the same order.
+
+`AllGather` sends every message to every rank. `Server` and `Sharded` have owners that add up what they are sent and encode the sum again,
+with error feedback of their own: one root for everything, or every rank for a range of every tensor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import ClassVar
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..indices.seeded import Seeded
+from ..sparse import Positions, SparseTensor
+from ..steps import Seed
+from . import messages, sums
+from .feedback import Feedback
+from .link import Buffer, Failure, Link, Payload, Ticket
+from .stopwatch import Stopwatch
+from .units import Content, Unit, as_source
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The messages of one bucket, and for each the units that are in it."""
+
+    units: Sequence[Unit]
+    payloads: Sequence[Payload]
+    contents: Sequence[Sequence[Unit]]
+
+
+@dataclass(frozen=True)
+class Trip:
+    """What a parcel needs on its way: the link, the seed of the step, the memory of owners, and one ticket for each exchange."""
+
+    link: Link
+    seed: Seed
+    owned: Feedback
+    ticket: Callable[[str], Ticket]
+    watch: Stopwatch
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """For every unit: what the others have of ours, and the shares that add up to the mean. `settle` makes the owners remember."""
+
+    sent: Sequence[SparseTensor]
+    shares: Sequence[Sequence[SparseTensor]]
+    finite: bool
+    settle: Callable[[], None] = field(default=lambda: None)
+
+
+class Topology(ABC):
+    """One way to exchange."""
+
+    name: ClassVar[str]
+
+    def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
+        """Encode; this runs beside the exchange of the bucket before."""
+        return Parcel(units, [messages.encode(units, seed)], [units])
+
+    def failed(self, error: BaseException, size: int) -> Parcel:
+        """A parcel that tells the other ranks that there is none."""
+        return Parcel([], [Failure(error)], [])
+
+    @abstractmethod
+    def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
+        """Exchange and decode."""
+
+
+@dataclass(frozen=True)
+class AllGather(Topology):
+    """`allgather`: every rank sends its message to all others and adds up what it gets. One loss, one trip; volume grows with the ranks."""
+
+    name: ClassVar[str] = "allgather"
+
+    def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
+        with trip.watch("exchange"):
+            received = trip.link.all_gather(parcel.payloads[0], trip.ticket("gather"))
+        with trip.watch("decode"):
+            parts = [messages.decode(blob, parcel.units, rank) for rank, blob in enumerate(received)]
+            shares = [sums.shares(column) for column in zip(*parts, strict=True)]
+        return Delivery(parts[trip.link.rank], shares, all(map(sums.finite, parts)))
+
+
+@dataclass(frozen=True)
+class Server(Topology):
+    """`server`: rank 0 gathers, adds up, encodes the mean with everything that was sent, and broadcasts it."""
+
+    name: ClassVar[str] = "server"
+
+    def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
+        with trip.watch("exchange"):
+            received = trip.link.gather(parcel.payloads[0], trip.ticket("gather"))
+        owner = None if received is None else Owner.reduce(parcel.units, received, trip, budget=None)
+        with trip.watch("exchange"):
+            blob = trip.link.broadcast(None if owner is None else owner.payload, trip.ticket("broadcast"))
+        with trip.watch("decode"):
+            sent = messages.decode(parcel.payloads[0], parcel.units, trip.link.rank)  # type: ignore[arg-type]
+            parts = messages.decode(blob, parcel.units, sender=0)
+        return Delivery(sent, [[part] for part in parts], sums.finite(parts), lambda: owner.settle(parts) if owner else None)
+
+
+@dataclass(frozen=True)
+class Sharded(Topology):
+    """`sharded`: every rank owns a range of every tensor, adds up what the others send for it, and sends the strongest of the sum to all.
+
+    `budget` bounds what a rank sends, in multiples of its own message: however many ranks there are, it is not more. With two ranks 1.5 is
+    enough for the whole sum; with more, owners keep the rest for the next step. Tensors that travel dense are never cut down.
+    """
+
+    name: ClassVar[str] = "sharded"
+    budget: float = 1.5
+
+    def __post_init__(self) -> None:
+        if not self.budget > 1:
+            raise ConfigError(f"the budget of sharded is above 1, as a message goes out once in any case; got {self.budget}")
+
+    def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
+        pieces = [_cut(unit, seed) for unit in units]
+        contents = [[cut[owner] for cut in pieces] for owner in range(seed.size)]
+        return Parcel(units, [messages.encode(content, seed) for content in contents], contents)
+
+    def failed(self, error: BaseException, size: int) -> Parcel:
+        return Parcel([], [Failure(error)] * size, [])
+
+    def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
+        rank, size = trip.link.rank, trip.link.size
+        with trip.watch("exchange"):
+            received = trip.link.all_to_all(parcel.payloads, trip.ticket("scatter"))
+        owner = Owner.reduce(parcel.contents[rank], received, trip, self.budget)
+        with trip.watch("exchange"):
+            blobs = trip.link.all_gather(owner.payload, trip.ticket("gather"))
+        with trip.watch("decode"):
+            own = [messages.decode(blob, content, rank) for blob, content in zip(parcel.payloads, parcel.contents, strict=True)]  # type: ignore[arg-type]
+            parts = [
+                messages.decode(blob, content, owner) for owner, (blob, content) in enumerate(zip(blobs, parcel.contents, strict=True))
+            ]
+            sent = _joined(own, parcel.units, size)
+            wholes = _joined(parts, parcel.units, size)
+        return Delivery(sent, [[whole] for whole in wholes], sums.finite(wholes), lambda: owner.settle(parts[rank]))
+
+
+def _cut(unit: Unit, seed: Seed) -> list[Unit]:
+    """The ranges of a tensor, by their owners. What is kept is selected in the whole tensor."""
+    kept, bounds = unit.select(seed), sums.bounds(unit.numel, seed.size)
+    ends = np.searchsorted(kept, bounds)
+    pieces = []
+    for low, high, first, last in zip(bounds, bounds[1:], ends, ends[1:], strict=False):
+        content = sums.sliced(unit.content, low, high, sums.piece_shape(unit.shape, low, high))
+        pieces.append(replace(unit, content=content, kept=kept[first:last] - low))
+    return pieces
+
+
+def _joined(pieces: Sequence[Sequence[SparseTensor]], units: Sequence[Unit], size: int) -> list[SparseTensor]:
+    columns = zip(*pieces, strict=True)
+    return [sums.joined(column, sums.bounds(unit.numel, size)[:-1], unit.shape) for unit, column in zip(units, columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What a rank makes of the messages it was sent for the tensors it owns."""
+
+    units: Sequence[Unit]
+    owed: Sequence[Content]
+    payload: Payload
+    feedback: Feedback
+
+    @classmethod
+    def reduce(cls, units: Sequence[Unit], received: Sequence[Buffer], trip: Trip, budget: float | None) -> Owner:
+        """The mean of what was received, with what this owner still owes, as one message. An error is sent to the other ranks."""
+        try:
+            with trip.watch("decode"):
+                parts = [messages.decode(blob, units, rank) for rank, blob in enumerate(received)]
+                columns = list(zip(*parts, strict=True))
+                means = [sums.total(sums.shares(column), unit.content) for unit, column in zip(units, columns, strict=True)]
+            with trip.watch("encode"):
+                owed = [trip.owned.compensate(unit.label, mean) for unit, mean in zip(units, means, strict=True)]
+                narrow = [sums.narrow(content, unit.content.dtype) for content, unit in zip(owed, units, strict=True)]
+                outgoing = [
+                    replace(unit, content=content, kept=_kept(unit, content, column, budget))
+                    for unit, content, column in zip(units, narrow, columns, strict=True)
+                ]
+                return cls(outgoing, owed, messages.encode(outgoing, trip.seed), trip.owned)
+        except Exception as error:
+            return cls([], [], Failure(error), trip.owned)
+
+    def settle(self, sent: Sequence[SparseTensor]) -> None:
+        """Remember what was not sent."""
+        for unit, owed, part in zip(self.units, self.owed, sent, strict=True):
+            self.feedback.update(unit.label, owed, part)
+
+
+def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], budget: float | None) -> Positions:
+    """What an owner sends of a sum: all of it, or the strongest elements if the budget is less."""
+    if isinstance(unit.codec.index, Seeded):
+        return np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
+    source = as_source(content)
+    kept, limit = source.nonzero(), _limit(parts, budget)
+    return kept if kept.size <= limit else source.top(limit)
+
+
+def _limit(parts: Sequence[SparseTensor], budget: float | None) -> int:
+    """How many elements of a range its owner may send: as many as it got, and no more than the budget leaves after the first exchange.
+
+    >>> one, other = (SparseTensor([0, start, 99], np.ones(3, np.float32), (100,)) for start in (10, 20))
+    >>> _limit([one, other], budget=None), _limit([one, other] * 2, budget=1.5)
+    (4, 3)
+    """
+    ranks, total, numel = len(parts), sum(part.nnz for part in parts), parts[0].numel
+    if any(part.nnz == numel for part in parts):
+        return numel
+    received = int(np.unique(np.concatenate([part.indices for part in parts])).size)
+    if budget is None or ranks == 1:
+        return received
+    return min(received, max(1, ceil(total * (budget / (ranks - 1) - 1 / ranks) - 1e-9)))
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}

@@ -1,0 +1,157 @@
+"""What a worker is given and what it answers, the same for every framework.
+
+A worker is started as ``python -m deepreduce.train.FRAMEWORK_worker`` with the plan as its first argument (JSON) and the environment of
+torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. It trains every spec of the plan in turn from the same initial weights. It answers
+with events, one JSON object a line, on standard output; rank 0 speaks for all, except for failures:
+
+- ``{"event": "ready", "parameters": 301066, "steps": 840, "steps_per_epoch": 21}``
+- ``{"event": "step", "spec": "...", "step": 17, "loss": 0.4}``, now and then
+- ``{"event": "evaluation", "spec": "...", "step": 21, "quality": 0.93}``
+- ``{"event": "run", "record": {...}}``, a `Record` for each spec
+- ``{"event": "failed", "rank": 1, "time": 12.5, "traceback": "..."}``
+
+It ends when its standard input does, so that no worker outlives its launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TextIO
+
+Event = dict[str, Any]
+Emit = Callable[[Event], None]
+
+_STEP_EVENTS_APART_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One training job: the same model and data for every spec. `dense` is the framework's own allreduce.
+
+    >>> plan = Plan(task="digits", model="mlp", specs=("dense",), workers=2, batch=32, steps=10, evaluations=2, learning_rate=0.1)
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    task: str
+    model: str
+    specs: tuple[str, ...]
+    workers: int
+    batch: int
+    steps: int | None
+    evaluations: int
+    learning_rate: float
+    epochs: int = 1
+    topology: str = "allgather"
+    memory: str = "residual"
+    small: int = 1024
+    seed: int = 0
+    data: str | None = None
+    negatives: int = 99
+    framework: str = "torch"
+    link: str | None = None
+
+    def to_json(self) -> str:
+        """The plan as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan of `to_json`."""
+        plain = json.loads(text)
+        return cls(**plain | {"specs": tuple(plain["specs"])})
+
+
+@dataclass
+class Record:
+    """One run. Bytes are those of one worker (the largest); seconds are wall time of the steps, without evaluations.
+
+    `bytes_sent` is what the codec made of the gradients and `bytes_dense` what they were; `wire_bytes` is what a worker put on the network
+    for it, by the topology. Of the seconds, `communication` counts only while the last worker to arrive was in it: waiting for slower
+    workers is `waiting`. Parts may overlap, so they may add up to more than `total`.
+    """
+
+    spec: str
+    metric: str
+    quality: float
+    best_quality: float
+    parameters: int
+    steps: int
+    steps_per_epoch: int
+    bytes_sent: int
+    bytes_dense: int
+    wire_bytes: int
+    seconds: dict[str, float]
+    replicas_identical: bool
+    gradient_zeros: float
+    losses: list[tuple[int, float]] = field(default_factory=list)
+    curve: list[dict[str, float]] = field(default_factory=list)
+
+    def to_event(self) -> Event:
+        """The event that carries this record."""
+        return {"event": "run", "record": asdict(self)}
+
+
+def evaluation_steps(steps: int, evaluations: int) -> set[int]:
+    """After which steps quality is measured: evenly spaced, the last one always.
+
+    >>> sorted(evaluation_steps(10, 4))
+    [3, 5, 8, 10]
+    """
+    count = min(steps, max(1, evaluations))
+    return {round(steps * number / count + 1e-9) for number in range(1, count + 1)}
+
+
+class Throttle:
+    """Lets through a few events a second: a terminal cannot show more."""
+
+    def __init__(self, apart_seconds: float = _STEP_EVENTS_APART_SECONDS) -> None:
+        self._apart, self._last = apart_seconds, float("-inf")
+
+    def ready(self) -> bool:
+        """Whether enough time went by since the last yes."""
+        now = time.monotonic()
+        if now - self._last < self._apart:
+            return False
+        self._last = now
+        return True
+
+
+def serve(train: Callable[[Plan, Emit], None]) -> int:
+    """The main function of a worker: its exit code."""
+    events = _claim_stdout()
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
+    emit = _writer(events)
+    try:
+        train(Plan.from_json(sys.argv[1]), emit)
+    except BaseException:
+        emit({"event": "failed", "rank": int(os.environ["RANK"]), "time": time.time(), "traceback": traceback.format_exc()})
+        return 1
+    return 0
+
+
+def _claim_stdout() -> TextIO:
+    """Standard output is for events alone: what libraries print goes to standard error."""
+    events = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return events
+
+
+def _writer(stream: TextIO) -> Emit:
+    def emit(event: Event) -> None:
+        stream.write(json.dumps(event) + "\n")
+        stream.flush()
+
+    return emit
+
+
+def _end_with_launcher() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)

@@ -1,0 +1,191 @@
+"""Start the workers, listen to them, and end them all, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import FrameType
+from typing import IO
+
+from ..errors import ConfigError
+from .contract import Emit, Event, Plan
+from .failures import WorkerError
+from .links import Host, shaped_links
+
+FRAMEWORKS = ("torch", "tensorflow", "jax")
+_GRACE_SECONDS = 5.0
+_TAIL_LINES = 30
+
+
+@dataclass
+class Worker:
+    """One started process. Its standard input is held open: when that ends, so does the worker."""
+
+    rank: int
+    process: subprocess.Popen[str]
+    errors: IO[str]
+
+    def tail(self) -> str:
+        """The last lines it wrote to standard error."""
+        self.errors.seek(0)
+        return "".join(self.errors.readlines()[-_TAIL_LINES:]).strip()
+
+
+def worker_module(framework: str) -> str:
+    """The module that trains with this framework."""
+    if framework not in FRAMEWORKS:
+        raise ConfigError(f"no framework {framework!r}; there are {', '.join(FRAMEWORKS)}")
+    name = f"deepreduce.train.{framework}_worker"
+    if find_spec(name) is None:
+        raise ConfigError(f"training with {framework} is not part of this version")
+    if find_spec(framework) is None:
+        raise ConfigError(f"{framework} is not installed: pip install 'deepreduce[{framework}]'")
+    return name
+
+
+def joins_others() -> bool:
+    """Whether torchrun started this process as one of several."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and "RANK" in os.environ
+
+
+def launch(plan: Plan, listen: Emit) -> None:
+    """Run all workers of a plan to their end. `listen` gets every event in this thread.
+
+    Raises `WorkerError` with the traceback of the first worker that failed. On Ctrl-C, and on any error, no worker is left.
+    """
+    module = worker_module(plan.framework)
+    with ExitStack() as stack:
+        stack.enter_context(_terminable())
+        hosts: Sequence[Host | None] = stack.enter_context(shaped_links(plan.workers, plan.link)) if plan.link else [None] * plan.workers
+        address = hosts[0].address if hosts[0] else "127.0.0.1"
+        environment = {"WORLD_SIZE": str(plan.workers), "MASTER_ADDR": address, "MASTER_PORT": str(_free_port())}
+        workers: list[Worker] = []
+        stack.callback(_end_all, workers)
+        for rank, host in enumerate(hosts):
+            workers.append(_start(module, plan, rank, host, environment))
+        _listen_to(workers, listen)
+
+
+def _start(module: str, plan: Plan, rank: int, host: Host | None, shared: dict[str, str]) -> Worker:
+    command = [sys.executable, "-m", module, plan.to_json()]
+    environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": _threads(plan.workers)}
+    environment["GLOO_SOCKET_IFNAME"] = host.interface if host else _loopback()
+    errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed with its worker)
+    process = subprocess.Popen(
+        host.command(command) if host else command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env=environment,
+        start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends the workers in order
+    )
+    return Worker(rank, process, errors)
+
+
+def _threads(workers: int) -> str:
+    return os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // workers))
+
+
+def _loopback() -> str:
+    return os.environ.get("GLOO_SOCKET_IFNAME") or ("lo" if sys.platform == "linux" else "lo0")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listen_to(workers: Sequence[Worker], listen: Emit) -> None:
+    inbox: queue.SimpleQueue[tuple[Worker, Event | None]] = queue.SimpleQueue()
+    for worker in workers:
+        threading.Thread(target=_read_events, args=(worker, inbox), daemon=True).start()
+    failures: list[Event] = []
+    running = len(workers)
+    while running:
+        worker, event = inbox.get()
+        if event is None:
+            running -= 1
+            if worker.process.wait():
+                failures += _drain(inbox)
+                raise WorkerError(_blame(worker, failures))
+        elif event["event"] == "failed":
+            failures.append(event)
+        else:
+            listen(event)
+
+
+def _read_events(worker: Worker, inbox: queue.SimpleQueue[tuple[Worker, Event | None]]) -> None:
+    assert worker.process.stdout is not None
+    with worker.process.stdout as lines:
+        for line in lines:
+            inbox.put((worker, json.loads(line)))
+    inbox.put((worker, None))
+
+
+def _drain(inbox: queue.SimpleQueue[tuple[Worker, Event | None]]) -> Iterator[Event]:
+    with suppress(queue.Empty):
+        while True:
+            _, event = inbox.get_nowait()
+            if event is not None and event["event"] == "failed":
+                yield event
+
+
+def _blame(ended: Worker, failures: Sequence[Event]) -> str:
+    """Of all that failed, the first: the others fell because it did."""
+    if failures:
+        first = min(failures, key=lambda event: float(event["time"]))
+        return f"worker {first['rank']} failed:\n{first['traceback'].rstrip()}"
+    code = ended.process.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"worker {ended.rank} {how}\n{ended.tail()}".rstrip()
+
+
+def _end_all(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        _signal(worker, signal.SIGTERM)
+    for worker in workers:
+        try:
+            worker.process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            _signal(worker, signal.SIGKILL)
+            worker.process.wait()
+        for stream in (worker.process.stdin, worker.errors):
+            if stream is not None:
+                stream.close()
+
+
+def _signal(worker: Worker, number: signal.Signals) -> None:
+    """To the worker and whatever it started."""
+    if worker.process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, number)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A polite `kill` ends the launcher as Ctrl-C does, so that it ends the workers and removes the links too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before: Callable[[int, FrameType | None], object] | int | None = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,82 @@
+"""What came of a training job: the runs, and where and with what they were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..report.quantity import in_bytes, in_percent, in_seconds, in_times
+from .contract import Plan, Record
+from .links import parse_rate
+
+
+class Outcome:
+    """A plan and the records of its runs."""
+
+    def __init__(self, plan: Plan, origin: Mapping[str, Any]) -> None:
+        self.plan, self.origin = plan, origin
+        self.records: list[Record] = []
+
+    def write_json(self, path: Path) -> None:
+        """Everything, for programs."""
+        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+
+    def as_json(self) -> dict[str, Any]:
+        """Plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
+        return {"plan": asdict(self.plan), "provenance": dict(self.origin), "runs": [self._run(record) for record in self.records]}
+
+    def _run(self, record: Record) -> dict[str, Any]:
+        run = asdict(record) | {"ratio": ratio(record), "versions": self.origin["versions"], "machine": self.origin["machine"]}
+        if self.plan.link:
+            run["link_seconds"] = link_seconds(record, self.plan.link)
+        return run
+
+    def columns(self) -> list[str]:
+        """The titles of the table."""
+        metric = self.records[0].metric if self.records else "quality"
+        times = ["seconds", "forward/backward", "encode/decode", "communication"]
+        return ["codec", metric, "bytes sent", "ratio", *times, *(["bytes/rate"] if self.plan.link else []), "replicas"]
+
+    def rows(self) -> list[list[str]]:
+        """The table, a row a run."""
+        return [self._row(record) for record in self.records]
+
+    def _row(self, record: Record) -> list[str]:
+        seconds = record.seconds
+        times = (seconds["total"], seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"])
+        by_rate = [in_seconds(link_seconds(record, self.plan.link))] if self.plan.link else []
+        identical = "identical" if record.replicas_identical else "DIFFERENT"
+        return [
+            record.spec,
+            in_percent(record.quality),
+            in_bytes(record.bytes_sent),
+            in_times(ratio(record)),
+            *map(in_seconds, times),
+            *by_rate,
+            identical,
+        ]
+
+
+def ratio(record: Record) -> float:
+    """How many times fewer bytes than dense."""
+    return record.bytes_dense / record.bytes_sent if record.bytes_sent else 1.0
+
+
+def link_seconds(record: Record, rate: str) -> float:
+    """How long a link of this rate is busy with what one worker sends."""
+    return 8 * record.wire_bytes / parse_rate(rate)
+
+
+def points_below_dense(records: Sequence[Record]) -> dict[str, float]:
+    """For each codec, by how many percentage points its quality is below that of the dense run.
+
+    >>> points_below_dense([])
+    {}
+    """
+    dense = next((record.quality for record in records if record.spec == "dense"), None)
+    if dense is None:
+        return {}
+    return {record.spec: 100 * (dense - record.quality) for record in records if record.spec != "dense"}

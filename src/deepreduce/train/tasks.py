@@ -1,0 +1,60 @@
+"""The tasks: their data, their models by name, and the settings that train them well. No framework is named here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ..errors import ConfigError
+from . import cifar10, digits, ml1m
+from .batches import Data
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to learn. `kind` says what batches mean and how quality is measured; the first model is the default one.
+
+    `batch` is the number of examples that one worker takes in a step.
+    """
+
+    name: str
+    kind: Literal["classes", "ranking"]
+    metric: str
+    models: tuple[str, ...]
+    read: Callable[..., Data]
+    batch: int
+    epochs: int
+    evaluations: int
+    optimizer: Literal["sgd", "adam"]
+    learning_rate: float
+    weight_decay: float = 0.0
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("digits", "classes", "accuracy", ("mlp", "cnn"), digits.read, 32, 18, 9, "sgd", 0.1),
+        Task("cifar10", "classes", "accuracy", ("resnet20", "densenet40"), cifar10.read, 64, 100, 5, "sgd", 0.1, 1e-4),
+        Task("ml1m", "ranking", "HR@10", ("neumf",), ml1m.read, 4096, 10, 5, "adam", 1e-3),
+    )
+}
+
+
+def task_of(name: str) -> Task:
+    """The task of this name.
+
+    >>> task_of("digits").models
+    ('mlp', 'cnn')
+    """
+    if name not in TASKS:
+        raise ConfigError(f"no task {name!r}; there are {', '.join(TASKS)}")
+    return TASKS[name]
+
+
+def read_data(name: str, data: Path | None, seed: int, negatives: int) -> Data:
+    """The data of a task; `negatives` matters to rankings only."""
+    task = task_of(name)
+    options: dict[str, Any] = {"negatives": negatives} if task.kind == "ranking" else {}
+    return task.read(data, seed, **options)

@@ -1,0 +1,75 @@
+"""What is noted of every step beside the statistics of deepreduce. DDP reads the annotations of a hook: they must not be strings here."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.futures import Future
+
+from ..steps import Seed
+from ..torch import DeepReduceState, deepreduce_hook
+from ..torch.stopwatch import Stopwatch
+from ..torch.topology import Delivery, Parcel, Topology, Trip
+from ..torch.units import Unit
+
+
+class Probe:
+    """Notes when the gradients of a step were ready, the exchanges of an allreduce, and how many elements are zero in one early step."""
+
+    def __init__(self, probed_step: int) -> None:
+        self.ready_at = 0.0
+        self.exchanges: list[float] = []
+        self._probed_step, self._zeros, self._counted = probed_step, 0, 0
+        self._busy_until = 0.0
+
+    def hook(self, state: DeepReduceState, bucket: GradBucket) -> Future[torch.Tensor]:
+        """For `register_comm_hook`."""
+        if state.step == self._probed_step:
+            buffer = bucket.buffer()
+            self._zeros += buffer.numel() - int(torch.count_nonzero(buffer))
+            self._counted += buffer.numel()
+        self.ready_at = time.perf_counter()
+        reduced = deepreduce_hook(state, bucket)
+        return reduced if state.topology else self._timed(reduced, self.ready_at)
+
+    def _timed(self, reduced: Future[torch.Tensor], start: float) -> Future[torch.Tensor]:
+        """Buckets of an allreduce share the link: a moment in which two are under way counts once."""
+
+        def note(reduced: Future[torch.Tensor]) -> torch.Tensor:
+            end = time.perf_counter()
+            self.exchanges.append(max(0.0, end - max(start, self._busy_until)))
+            self._busy_until = max(end, self._busy_until)
+            return reduced.value()
+
+        return reduced.then(note)
+
+    @property
+    def zeros(self) -> float:
+        """The share of zeros in the gradient of the probed step, before anything is left out."""
+        return self._zeros / self._counted if self._counted else 0.0
+
+
+@dataclass(frozen=True)
+class Watched(Topology):
+    """Another topology, with the seconds of every single exchange."""
+
+    name: ClassVar[str] = "watched"
+    inner: Topology
+    exchanges: list[float] = field(default_factory=list, repr=False)
+
+    def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
+        return self.inner.pack(units, seed)
+
+    def failed(self, error: BaseException, size: int) -> Parcel:
+        return self.inner.failed(error, size)
+
+    def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
+        watch = Stopwatch()
+        delivery = self.inner.ship(parcel, replace(trip, watch=watch))
+        self.exchanges.append(watch.seconds["exchange"])
+        for part, seconds in watch.seconds.items():
+            trip.watch.seconds[part] += seconds
+        return delivery

@@ -1,0 +1,78 @@
+"""Two real processes: they agree bit for bit, they go on from a checkpoint, and they tell each other what went wrong."""
+
+import pytest
+
+from . import tasks
+
+HOW = pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+
+
+@HOW
+@pytest.mark.parametrize("spec", ["topr:0.01/rice/qsgd", "topr:0.01/bloom:p2/qsgd"])
+def test_replicas_are_bit_identical_after_50_steps(pair, spec, jitted):
+    (weights, residuals, moved, counted), (other_weights, other_residuals, _, other_counted) = pair.run(tasks.train, spec, 50, jitted)
+    assert weights == other_weights
+    assert residuals != other_residuals  # each has its own data
+    assert moved > 1
+    for message_bytes, dense_bytes, sent_bytes in (counted, other_counted):
+        assert dense_bytes == 50 * 4 * (64 * 96 + 96 * 10 + 10)
+        assert message_bytes < dense_bytes / 4  # the second layer and the bias travel dense
+        assert message_bytes < sent_bytes < 1.5 * message_bytes
+
+
+@HOW
+def test_the_identity_codec_gives_the_mean_of_jax(pair, jitted):
+    answers = pair.run(tasks.identity, jitted)
+    limits = {"float32": 1e-6, "bfloat16": 2**-7, "float16": 2**-10}  # the halves are rounded once at the end
+    for distances, same_tree, _ in answers:
+        assert same_tree
+        for theirs in distances.values():
+            assert all(distance <= limits[dtype] for dtype, distance in theirs), theirs
+    assert answers[0][2] == answers[1][2]
+
+
+@HOW
+def test_a_checkpoint_goes_on_bit_for_bit(pair, tmp_path, jitted):
+    resumed = pair.run(tasks.resume, str(tmp_path), jitted)
+    for whole, restored, forgetful in resumed:
+        assert whole == restored
+        assert whole != forgetful  # what is owed matters
+
+
+@HOW
+def test_an_infinity_reaches_all_and_leaves_no_trace(pair, jitted):
+    answers = pair.run(tasks.lost_step, jitted)
+    for mean_is_finite, step, residuals_untouched, next_is_finite, _ in answers:
+        assert not mean_is_finite
+        assert step == 2
+        assert residuals_untouched
+        assert next_is_finite
+    assert answers[0][-1] == answers[1][-1]
+
+
+@HOW
+def test_a_failure_is_told_to_all_and_they_go_on(pair, jitted):
+    here, there = pair.run(tasks.one_fails, jitted)
+    assert "process 1 failed: InputError: ['w']: this process refuses" in here
+    assert "['w']: this process refuses" in there
+    assert "PeerError" in here
+    assert "PeerError" not in there
+    assert pair.run(tasks.sizes, [3]) == [(True, 256, 23), (True, 256, 29)]
+
+
+def test_messages_of_all_sizes_arrive(pair):
+    lengths = [0, 1, 100, 5000, 200_000, 30, 100, 6000]
+    for right, _, _ in pair.run(tasks.sizes, lengths):
+        assert right
+
+
+def test_processes_that_are_not_in_step_are_told(pair):
+    here, there = pair.run(tasks.out_of_step)
+    assert "process 1 is at step 4" in here
+    assert "process 0 is at step 3" in there
+
+
+def test_a_process_that_does_not_come_in_time_is_named(pair):
+    here, there = pair.run(tasks.alone)
+    assert "process 0 got nothing from process 1" in here
+    assert there == "[b'early', b'late']"

@@ -1,0 +1,42 @@
+"""Small trainings that the workers of a test run."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from deepreduce.tensorflow import DistributedOptimizer, enable_fit
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def network(optimizer, strategy=None, width=48):
+    """A compiled classifier with the same initial weights everywhere."""
+    keras.utils.set_random_seed(0)
+    with (strategy or tf.distribute.get_strategy()).scope():
+        layers = [keras.layers.Dense(size, activation="relu", name=f"hidden{number}") for number, size in enumerate((width, width))]
+        model = keras.Sequential([keras.Input((20,)), *layers, keras.layers.Dense(5, name="scores")], name="network")
+        model.compile(optimizer(), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return enable_fit(model)
+
+
+def batches(rows=32, count=50, start=0):
+    """The batches of all workers together; each takes its part."""
+    inputs = np.random.default_rng(0).standard_normal((rows * count, 20)).astype(np.float32)
+    targets = (inputs[:, :5] + inputs[:, 5:10] * inputs[:, 10:15]).argmax(1)
+    return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(rows).skip(start)
+
+
+def compressed(spec, **options):
+    return lambda: DistributedOptimizer(sgd(), spec, **{"small_tensor_numel": 16} | options)
+
+
+def fitted(strategy, optimizer, steps=50):
+    model = network(optimizer, strategy)
+    model.fit(batches(count=steps), verbose=0, shuffle=False)
+    return model
+
+
+def flat(model):
+    return np.concatenate([weight.reshape(-1) for weight in model.get_weights()])

@@ -1,0 +1,176 @@
+"""Official files are read as they are, and what is missing or wrong is told with what is expected where."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from deepreduce.errors import ConfigError
+from deepreduce.train.batches import Images, shares
+from deepreduce.train.contract import evaluation_steps
+from deepreduce.train.failures import DataError
+from deepreduce.train.tasks import TASKS, read_data, task_of
+
+NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
+
+
+def records(number, count=20):
+    rng = np.random.default_rng(number)
+    table = rng.integers(0, 256, (count, 3073), np.uint8)
+    table[:, 0] = np.arange(count) % 10
+    return table
+
+
+@pytest.fixture
+def binary(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for number, name in enumerate(NAMES):
+        records(number).tofile(folder / f"{name}.bin")
+    return tmp_path
+
+
+@pytest.fixture
+def python_version(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    for number, name in enumerate(NAMES):
+        table = records(number)
+        batch = {b"labels": table[:, 0].tolist(), b"data": table[:, 1:].copy(), b"batch_label": b"x"}
+        (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
+    return tmp_path
+
+
+def test_both_versions_of_cifar10_hold_the_same(binary, python_version):
+    ours = read_data("cifar10", binary, 0, 99)
+    (binary / "cifar-10-batches-bin").rename(binary / "elsewhere")
+    theirs = read_data("cifar10", python_version, 0, 99)
+    assert np.array_equal(ours.train_images, theirs.train_images)
+    assert np.array_equal(ours.test_labels, theirs.test_labels)
+    assert ours.train_images.shape == (100, 3, 32, 32)
+    images, labels = next(ours.train_batches(0, 2, 8, seed=0))
+    assert (images.shape, images.dtype, labels.dtype) == ((8, 3, 32, 32), np.float32, np.int64)
+
+
+def test_a_pickle_cannot_run_code(python_version):
+    path = python_version / "cifar-10-batches-py" / "data_batch_3"
+    path.write_bytes(b"cos\nsystem\n(S'echo ran'\ntR.")
+    with pytest.raises(DataError, match=r"data_batch_3.*os\.system"):
+        read_data("cifar10", python_version, 0, 99)
+
+
+@pytest.mark.parametrize("task", ["cifar10", "ml1m"])
+def test_missing_data_says_what_is_expected(task, tmp_path):
+    wanted = {"cifar10": "data_batch_1.bin", "ml1m": "ratings.dat"}[task]
+    with pytest.raises(DataError, match=f"--data DIR.*{wanted}"):
+        read_data(task, None, 0, 99)
+    with pytest.raises(DataError, match=f"{tmp_path}.*{wanted}"):
+        read_data(task, tmp_path, 0, 99)
+
+
+def test_damaged_cifar10_is_refused(binary):
+    folder = binary / "cifar-10-batches-bin"
+    whole = (folder / "data_batch_2.bin").read_bytes()
+    (folder / "data_batch_2.bin").write_bytes(whole[:-1])
+    with pytest.raises(DataError, match=r"data_batch_2.bin has .* bytes: expected are 10,000 records"):
+        read_data("cifar10", binary, 0, 99)
+    (folder / "data_batch_2.bin").write_bytes(b"\x0b" + whole[1:])
+    with pytest.raises(DataError, match=r"labels outside 0\.\.9"):
+        read_data("cifar10", binary, 0, 99)
+    (folder / "data_batch_2.bin").unlink()
+    with pytest.raises(DataError, match=r"lacks data_batch_2\.bin"):
+        read_data("cifar10", binary, 0, 99)
+
+
+@pytest.fixture
+def movies(tmp_path):
+    """Four users; each saw items 10, 20, ... and last, by time but not by line, item 50."""
+    lines = [f"{user}::{item}::5::{1000 if item == 50 else item}" for user in (1, 2, 3, 7) for item in (50, 10, 20, 30)]
+    lines += [f"9::{item}::3::{item}" for item in range(60, 100)]
+    (tmp_path / "ratings.dat").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_the_latest_rating_of_each_user_is_held_out(movies):
+    data = read_data("ml1m", movies, 0, negatives=3)
+    items = [10, 20, 30, 50, *range(60, 100)]
+    assert (data.user_count, data.item_count) == (5, len(items))
+    assert data.test_candidates[:, 0].tolist() == [items.index(50)] * 4 + [items.index(99)]
+    assert items.index(50) not in data.items[data.users < 4]
+    for user, row in enumerate(data.test_candidates):
+        seen = set(data.items[data.users == user].tolist()) | {int(row[0])}
+        assert not seen & set(row[1:].tolist())
+        assert len(set(row.tolist())) == 4
+
+
+def test_negatives_are_never_seen_items(movies):
+    data = read_data("ml1m", movies, 0, negatives=3)
+    users, items, labels = next(data.train_batches(0, 1, 16, seed=1))
+    assert labels.sum() == 16
+    assert users.size == 80
+    positive = set(zip(data.users.tolist(), data.items.tolist(), strict=True)) | set(enumerate(data.test_candidates[:, 0].tolist()))
+    pairs = set(zip(users[labels == 0].tolist(), items[labels == 0].tolist(), strict=True))
+    assert not pairs & positive
+
+
+def test_wrong_ratings_are_refused(tmp_path):
+    (tmp_path / "ratings.dat").write_text("1::2::3\n")
+    with pytest.raises(DataError, match="3 columns"):
+        read_data("ml1m", tmp_path, 0, 99)
+    (tmp_path / "ratings.dat").write_text("userId,movieId,rating,timestamp\n")
+    with pytest.raises(DataError, match="UserID::MovieID"):
+        read_data("ml1m", tmp_path, 0, 99)
+
+
+def test_too_many_negatives_are_refused(movies):
+    with pytest.raises(DataError, match="99 negatives"):
+        read_data("ml1m", movies, 0, 99)
+
+
+def test_shares_of_an_epoch_are_disjoint_and_complete():
+    streams = [shares(24, rank, 3, 4, seed=5) for rank in range(3)]
+    epoch = [number for _ in range(2) for stream in streams for number in next(stream).tolist()]
+    assert sorted(epoch) == list(range(24))
+
+
+def test_every_test_image_is_seen_once():
+    labels = np.arange(1001)
+    images = np.zeros((1001, 1, 2, 2), np.uint8)
+    data = Images(images, labels, images, labels, np.zeros(1, np.float32), np.ones(1, np.float32))
+    seen = [label for rank in range(3) for _, batch in data.test_batches(rank, 3) for label in batch.tolist()]
+    assert sorted(seen) == labels.tolist()
+
+
+def test_augmented_images_are_shifted_copies():
+    images = np.arange(2 * 64, dtype=np.uint8).reshape(2, 1, 8, 8) + 1
+    data = Images(
+        images, np.zeros(2, np.int64), images, np.zeros(2, np.int64), np.zeros(1, np.float32), np.ones(1, np.float32), augment=True
+    )
+    batch, _ = next(data.train_batches(0, 1, 2, seed=3))
+    assert batch.shape == images.shape
+    assert {*np.unique(batch)} <= {0, *np.unique(images)}
+    assert np.array_equal(images, np.arange(2 * 64).reshape(2, 1, 8, 8) + 1)
+
+
+def test_unknown_tasks_are_listed():
+    with pytest.raises(ConfigError, match="digits, cifar10, ml1m"):
+        task_of("imagenet")
+
+
+@pytest.mark.parametrize(("steps", "evaluations"), [(1, 5), (7, 3), (500, 12)])
+def test_the_last_step_is_always_evaluated(steps, evaluations):
+    chosen = evaluation_steps(steps, evaluations)
+    assert steps in chosen
+    assert len(chosen) == min(steps, evaluations)
+    assert min(chosen) >= 1
+
+
+def test_models_are_named_by_their_tasks():
+    assert {name: task.models[0] for name, task in TASKS.items()} == {"digits": "mlp", "cifar10": "resnet20", "ml1m": "neumf"}
+
+
+def test_digits_are_always_split_alike():
+    pytest.importorskip("sklearn")
+    first, second = read_data("digits", None, 0, 99), read_data("digits", None, 1, 99)
+    assert np.array_equal(first.test_images, second.test_images)
+    assert (len(first.train_labels), len(first.test_labels)) == (1347, 450)

@@ -1,0 +1,208 @@
+"""Real workers: they learn, they agree, they are counted right, and they end when they should."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepreduce.cli.main import main
+from deepreduce.errors import ConfigError
+from deepreduce.train import launcher, links
+from deepreduce.train.contract import Plan
+from deepreduce.train.failures import LinkError, WorkerError
+
+SPEC = "topr:0.01/bitmap/fp16"
+PLAN = Plan("digits", "mlp", (SPEC,), workers=2, batch=32, steps=4, evaluations=1, learning_rate=0.1)
+
+
+@pytest.fixture
+def fake_worker(tmp_path, monkeypatch):
+    """Workers of a few lines in place of those that train."""
+
+    def install(body):
+        (tmp_path / "fake_worker.py").write_text(f"import json, os, sys, threading, time\nrank = int(os.environ['RANK'])\n{body}\n")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+        monkeypatch.setattr(launcher, "worker_module", lambda framework: "fake_worker")
+
+    return install
+
+
+def test_training_learns_and_is_accounted_for(tmp_path):
+    arguments = [
+        "train",
+        "--model",
+        "cnn",
+        "--steps",
+        "40",
+        "--codec",
+        SPEC,
+        "--learning-rate",
+        "0.1",
+        "--json",
+        str(tmp_path / "all.json"),
+    ]
+    assert main([*arguments, "--report", str(tmp_path)]) == 0
+    outcome = json.loads((tmp_path / "all.json").read_text())
+    dense, sparse = outcome["runs"]
+    assert (dense["spec"], sparse["spec"]) == ("dense", SPEC)
+    for run in outcome["runs"]:
+        assert run["replicas_identical"]
+        assert run["losses"][-1][1] < run["losses"][0][1]
+        assert run["bytes_dense"] == 40 * 4 * run["parameters"]
+        assert {"total", "forward_backward", "encode", "decode", "communication"} <= set(run["seconds"])
+        assert run["curve"][-1]["step"] == 40
+        assert run["versions"]["torch"]
+        assert run["machine"]
+    assert dense["bytes_sent"] == dense["bytes_dense"]
+    assert dense["wire_bytes"] == pytest.approx(dense["bytes_dense"], rel=1e-3)  # a ring of two sends everything once
+    assert 20 < sparse["ratio"] < 60
+    assert dense["losses"][0] == pytest.approx(sparse["losses"][0], rel=1e-5)  # same weights, same data
+    assert dense["quality"] > 0.5
+    report = (tmp_path / "report.html").read_text()
+    assert SPEC in report
+    assert "151,306 parameters" in report
+
+
+def test_torchrun_workers_join(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(launcher._free_port())]
+    train = ["-m", "deepreduce.cli.main", "train", "--model", "cnn", "--steps", "3", "--no-dense", "--codec", SPEC]
+    done = subprocess.run(
+        [*command, *train, "--json", str(tmp_path / "all.json")], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"{SPEC} ") == 1
+    assert json.loads((tmp_path / "all.json").read_text())["runs"][0]["replicas_identical"]
+
+
+def test_the_first_failure_is_shown_once(fake_worker):
+    fake_worker(
+        "if rank == 1:\n"
+        "    print(json.dumps({'event': 'failed', 'rank': 1, 'time': 1.0, 'traceback': 'ValueError: the reason'}), flush=True)\n"
+        "    sys.exit(1)\n"
+        "print(json.dumps({'event': 'failed', 'rank': 0, 'time': 2.0, 'traceback': 'RuntimeError: peer gone'}), flush=True)\n"
+        "threading.Event().wait()"
+    )
+    with pytest.raises(WorkerError) as caught:
+        launcher.launch(PLAN, lambda event: None)
+    assert str(caught.value) == "worker 1 failed:\nValueError: the reason"
+
+
+def test_a_killed_worker_is_named(fake_worker):
+    fake_worker("os.kill(os.getpid(), 9) if rank == 0 else threading.Event().wait()")
+    with pytest.raises(WorkerError, match="worker 0 was killed by SIGKILL"):
+        launcher.launch(PLAN, lambda event: None)
+
+
+def test_a_crash_shows_what_was_written_last(fake_worker):
+    fake_worker("print('terminate called', file=sys.stderr); sys.exit(7 if rank == 0 else 0)")
+    with pytest.raises(WorkerError, match=r"exit code 7\nterminate called"):
+        launcher.launch(PLAN, lambda event: None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_all_workers(fake_worker, tmp_path, number):
+    fake_worker("print(json.dumps({'event': 'step', 'pid': os.getpid()}), flush=True); threading.Event().wait()")
+    script = (
+        "from deepreduce.train import launcher\nfrom deepreduce.train.contract import Plan\n"
+        "launcher.worker_module = lambda framework: 'fake_worker'\n"
+        f"launcher.launch(Plan.from_json({PLAN.to_json()!r}), lambda event: print(event['pid'], flush=True))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    workers = [int(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+
+
+def test_a_worker_does_not_outlive_its_launcher(fake_worker):
+    fake_worker(
+        "from deepreduce.train.contract import serve\n"
+        "def wait(plan, emit):\n    emit({'event': 'step', 'pid': os.getpid()})\n    threading.Event().wait()\n"
+        "sys.exit(serve(wait))"
+    )
+    environment = os.environ | {"RANK": "0"}
+    command = [sys.executable, "-m", "fake_worker", PLAN.to_json()]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    assert json.loads(process.stdout.readline())["pid"] == process.pid
+    process.stdin.close()
+    assert process.wait(timeout=60) == 1
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("rate", ["100", "100mb", "fast", "0mbit", "1e3gbit"])
+def test_wrong_rates_are_refused(rate, capsys):
+    assert main(["train", "--link", rate]) == 2
+    assert "100mbit" in capsys.readouterr().err
+
+
+def test_what_is_missing_for_links_is_said(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    with pytest.raises(LinkError, match="ip and tc: install iproute2"):
+        links.check_links()
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/sbin/{tool}")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(LinkError, match="root"):
+        links.check_links()
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(LinkError, match="Linux"):
+        links.check_links()
+
+
+def can_link():
+    try:
+        with links.shaped_links(1, "1gbit"):
+            return True
+    except LinkError:
+        return False
+
+
+def test_links_are_removed_after_a_failure():
+    if not can_link():
+        pytest.skip("no network namespaces here: they need Linux, root and iproute2")
+
+    def fail(rate):
+        with links.shaped_links(2, rate) as hosts:
+            names = [host.namespace for host in hosts]
+            reached = subprocess.run(hosts[0].command(["ip", "address"]), capture_output=True, text=True, check=True).stdout
+            assert hosts[0].address in reached
+            assert set(names) <= set(links._namespaces())
+            raise ValueError(*names)
+
+    with pytest.raises(ValueError, match="dr") as caught:
+        fail("10mbit")
+    assert not set(caught.value.args) & set(links._namespaces())
+    assert not [name for name in links._interfaces() if name.startswith(f"dr{os.getpid()}")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--model", "resnet20"], "mlp, cnn"),
+        (["--task", "imagenet"], "digits, cifar10, ml1m"),
+        (["--codec", "topr:0.01/nonsense/raw"], "nonsense"),
+        (["--framework", "mxnet"], "torch, tensorflow, jax"),
+        (["--no-dense"], "nothing to train"),
+    ],
+)
+def test_wrong_arguments_are_told_in_a_line(arguments, reason, capsys):
+    assert main(["train", *arguments]) == 2
+    assert reason in capsys.readouterr().err
+
+
+def test_missing_data_is_told_without_a_traceback(tmp_path, capsys):
+    assert main(["train", "--task", "ml1m", "--data", str(tmp_path)]) == 1
+    errors = capsys.readouterr().err
+    assert "ratings.dat" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_framework_must_be_known():
+    with pytest.raises(ConfigError, match="torch, tensorflow, jax"):
+        launcher.worker_module("caffe")
