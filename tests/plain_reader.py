@@ -3,6 +3,7 @@
 Simple and slow, and it knows nothing of the package. numpy only lends pcodec its buffers.
 """
 
+import bisect
 import math
 import struct
 import zlib
@@ -541,6 +542,149 @@ POLICIES = {
 }
 
 
+# Tables
+
+
+class RangeDecoder:
+    """The choices that a range coder has written."""
+
+    def __init__(self, data):
+        self.data, self.used = data, 8
+        self.code, self.range = int.from_bytes(data[:8].ljust(8, b"\0"), "big"), U64
+
+    def target(self, bits):
+        target = self.code // (self.range >> bits)
+        must(target < 2**bits, "a part that is not in the range")
+        return target
+
+    def follow(self, bits, start, parts):
+        unit = self.range >> bits
+        self.code -= start * unit
+        self.range = parts * unit
+        while self.range < 2**56:
+            self.code = self.code * 256 + (self.data[self.used] if self.used < len(self.data) else 0)
+            self.range *= 256
+            self.used += 1
+        must(self.used <= len(self.data) + 6, "a table that goes on after the last byte")
+
+    def end(self):
+        must(self.used == len(self.data) + 6 and self.code < 2**48, "another end of a table")
+
+
+class LineCounts:
+    """How many elements of each line are kept, as numbers that adaptive choices of two make up."""
+
+    def __init__(self, decoder):
+        self.decoder, self.before = decoder, 0
+        self.cells = {}
+
+    def bit(self, context, length, node):
+        cells = [self.cells.setdefault((which, length, node), [2**15, 0]) for which in (0, context)]
+        (general, _), (special, asked) = cells
+        ones = general + ((special - general) * (256 * asked // (asked + 8)) >> 8)
+        ones = min(max(ones, 32), 2**16 - 32)
+        bit = int(self.decoder.target(16) < ones)
+        self.decoder.follow(16, *((0, ones) if bit else (ones, 2**16 - ones)))
+        for cell in cells:
+            chance, asked = cell
+            cell[:] = chance + ((bit * 65535 - chance) * (2**17 // (2 * asked + 3)) >> 16), min(asked + 1, 254)
+        return bit
+
+    def next(self):
+        context = 1 + min(self.before, 2 + (self.before >> 2).bit_length(), 7)
+        length = 0
+        while self.bit(context, length, 0):
+            length += 1
+            must(length <= 20, "a line that is too full")
+        count = min(length, 1)
+        for place in range(length - 2, -1, -1):
+            count = 2 * count + self.bit(context, length, count if count < 4 else 4 + place)
+        self.before = count
+        return count
+
+
+class Weights:
+    """What was learned of the elements of a line."""
+
+    def __init__(self, width):
+        self.seen, self.all, self.new = [0] * width, 0, 0
+        self.make()
+
+    def make(self):
+        self.sums, self.new = [0], 0
+        for seen in reversed(self.seen):
+            self.sums.append(self.sums[-1] + 4 * seen + 1)
+        self.sums.reverse()
+        if self.sums[0] > 2**28:
+            self.seen = [seen // 2 for seen in self.seen]
+
+    def learn(self, elements):
+        for element in elements:
+            self.seen[element] += 1
+        self.all += len(elements)
+        self.new += len(elements)
+        if self.new > 0 and 4 * self.new >= min(len(self.seen), self.all) and 16 * self.new >= self.all:
+            self.make()
+
+    def starts(self, first, left, steps):
+        """The first part of the element so many steps after the first."""
+        others = self.sums[first] * (left - 1) // (2 * (len(self.seen) - first))
+        inverse = 2**62 // (self.sums[first] - others)
+
+        def start(step):
+            if step in (0, steps):
+                return 2**28 if step else 0
+            fraction = max(self.sums[first + step] - others, 0) * inverse >> 30
+            return ((2**32 - power(fraction, left)) * (2**28 - steps) >> 32) + step
+
+        return start
+
+
+def power(fraction, exponent):
+    product = 2**32
+    while exponent > 1:
+        if exponent % 2:
+            product = product * fraction >> 32
+        fraction = fraction * fraction >> 32
+        exponent //= 2
+    return product * fraction >> 32
+
+
+def read_line(decoder, weights, count):
+    elements, first = [], 0
+    for left in range(count, 0, -1):
+        steps = len(weights.seen) - first - left + 1
+        step = 0
+        if steps > 1:
+            start, target = weights.starts(first, left, steps), decoder.target(28)
+            step = bisect.bisect_right(range(1, steps), target, key=start)
+            decoder.follow(28, start(step), start(step + 1) - start(step))
+        elements.append(first + step)
+        first += step + 1
+    return elements
+
+
+def shaped(part, nnz, numel):
+    if nnz in (0, numel):
+        return list(range(nnz))
+    columns, turned = divmod(part.varint(), 2)
+    must(columns >= 1, "a table without columns")
+    rows = -(-numel // columns)
+    lines, width = (columns, rows) if turned else (rows, columns)
+    must(max(rows, columns) <= 4096 + 64 * nnz and width < 2**20, "a table that is too large")
+    decoder = RangeDecoder(part.take(part.left()))
+    counts, weights, positions = LineCounts(decoder), Weights(width), []
+    for line in range(lines):
+        count = counts.next()
+        must(count <= min(width, nnz - len(positions)), "a line that is too full")
+        elements = read_line(decoder, weights, count)
+        weights.learn(elements)
+        positions += [element * columns + line if turned else line * columns + element for element in elements]
+    decoder.end()
+    must(len(positions) == nnz, "lines of another number of positions")
+    return sorted(positions)
+
+
 # Value codecs: (part, nnz, dtype, *parameters) -> the bytes of each value
 
 
@@ -799,6 +943,7 @@ INDICES = {
     9: (gap_codec(rice_gaps),),
     10: (pco_index,),
     11: (bloom, word(*POLICIES), auto_or(real(1e-15, 0.99))),
+    13: (shaped,),
 }
 VALUES = {
     1: (raw_value,),

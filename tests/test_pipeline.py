@@ -34,6 +34,17 @@ def test_values_too_large_for_a_lossy_codec_go_raw_and_the_message_says_so():
     assert same_bits(dr.decode(blob), gradient)
 
 
+def test_half_precisions_keep_what_is_finite_finite_and_take_any_nan():
+    signalling = np.array([0x7FA00000], np.uint32).view(np.float32)
+    for spec in ("none/all/fp16", "none/all/bf16"):
+        assert np.isnan(dr.decode(dr.encode(signalling, spec)))
+    assert dr.decode(dr.encode(np.float16([65504]), "none/all/bf16")) == 65504
+
+
+def test_negative_zeros_stay_small_in_threelc():
+    assert not np.signbit(dr.decode(dr.encode(np.full(4, -0.0, np.float32), "none/all/threelc"))).any()
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (0,), (3, 0, 2), (2, 3, 4, 5)])
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, ">f4", ">f8"])
 def test_shapes_and_dtypes_come_back(shape, dtype):

@@ -288,7 +288,7 @@ def _parse_as(text: str, kind: Any) -> object:
         return {"true": True, "false": False}[text]
     if typing.get_origin(kind) is Literal:
         return {str(choice): choice for choice in typing.get_args(kind)}[text]
-    if "_" in text or text != text.strip():
+    if not text.isascii() or "_" in text or text.startswith("+") or text != text.strip():
         raise ValueError(text)
     return kind(text)
 

@@ -10,6 +10,7 @@ collect_ignore_glob = [] if INSTALLED else ["*.py"]
 
 if INSTALLED:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time would go into compiling
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import deepreduce as dr
 from deepreduce.container import DEFAULT_MAX_NUMEL
-from deepreduce.pipeline import _single, restore
+from deepreduce.pipeline import read_single, restore
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, VALUE_STAGE
 from deepreduce.source import DenseSource, Space
 from deepreduce.sparse import SparseTensor
@@ -32,7 +32,7 @@ def check_same_message(spec, gradient, seed):
     codec = dr.parse(spec)
     blob = codec.encode(TorchSource(to_torch(gradient)), seed=seed)
     assert blob == codec.encode(gradient, seed=seed)
-    expected, seen = dr.decode_sparse(blob), restore(_single(blob, DEFAULT_MAX_NUMEL), FORCED)
+    expected, seen = dr.decode_sparse(blob), restore(read_single(blob, DEFAULT_MAX_NUMEL), FORCED)
     assert np.array_equal(expected.indices, seen.indices)
     assert same_bits(expected.values, seen.values)
 

@@ -406,8 +406,8 @@ def _decode(packed: Bytes, columns: int, model: Model, row_counts: Counts, kept_
             unsummed = 0
     if state[_AT] > all_read:
         return _ENDS_EARLY
-    inside = not state[_WRONG] and state[_CODE] < state[_RANGE] - _FLUSH_STEP
-    return 0 if inside and state[_AT] == all_read and begin == kept_columns.size else _CORRUPT
+    as_flushed = not state[_WRONG] and state[_CODE] <= _FLUSH_STEP
+    return 0 if as_flushed and state[_AT] == all_read and begin == kept_columns.size else _CORRUPT
 
 
 # Positions to rows and columns and back

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
@@ -104,7 +104,7 @@ class DeepReduceState:
         self.names = Names(model)
         self.step = 0
         self.seed = seed
-        self._spec, self._memory_name, self._small_numel = str(spec), str(memory), small_tensor_numel
+        self._spec, self._memory_name, self._small_numel = _title(spec), str(memory), small_tensor_numel
         self._scaler, self._timeout = scaler, timeout
         self._feedback = Feedback(_memory(memory))
         self._owned = Feedback(None if self._feedback.memory is None else TorchMemory())
@@ -248,6 +248,11 @@ class DeepReduceState:
             return Ticket(what, zlib.crc32(f"{phase} {identity}".encode()), bucket.step, limit_bytes)
 
         return Trip(link, self._seed(bucket, link), self._owned, ticket, watch)
+
+
+def _title(spec: str | DeepReduce | Policy) -> str:
+    """How a spec is called, the same on all ranks: the text of a policy without one of its own would hold an address."""
+    return str(spec) if isinstance(spec, str | DeepReduce) or is_dataclass(spec) else type(spec).__name__
 
 
 def _topology(topology: str | Topology) -> Topology | None:

@@ -202,6 +202,8 @@ def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], budget: f
         return np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
     source = as_source(content)
     kept, limit = source.nonzero(), _limit(parts, budget)
+    if limit == 0:
+        return kept[:0]  # nothing came, and what is owed from before goes along with the next that does
     return kept if kept.size <= limit else source.top(limit)
 
 

@@ -28,7 +28,7 @@ def peak(values: Values) -> float:
     (3.0, nan)
     """
     with np.errstate(invalid="ignore"):  # bfloat16 warns of NaN
-        return max(float(values.max(initial=0)), -float(values.min(initial=0)))
+        return max(float(values.max(initial=0)), -float(values.min(initial=0))) + 0.0  # not -0
 
 
 def round_up(numbers: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -12,6 +12,11 @@ from ..wire import Reader
 from .raw import RawValue
 
 
+def _quiet() -> np.errstate:
+    """Overflow is looked for, and a NaN that signals is just a NaN."""
+    return np.errstate(over="ignore", invalid="ignore")
+
+
 class _Half(ValueCodec):
     """Values rounded to a 16-bit float; sent raw where one that is finite would become infinite."""
 
@@ -20,15 +25,17 @@ class _Half(ValueCodec):
     """The dtype on the wire."""
 
     def choose(self, values: Values) -> ValueCodec:
-        with np.errstate(over="ignore"):
-            kept = np.isfinite(values.astype(self.wire))
+        with _quiet():
+            kept = np.isfinite(values.astype(self.wire).astype(values.dtype))
         return self if bool(np.all(kept == np.isfinite(values))) else RawValue()
 
     def encode(self, values: Values, seed: int) -> tuple[bytes, None]:
-        return RawValue().encode(values.astype(self.wire), seed)
+        with _quiet():
+            return RawValue().encode(values.astype(self.wire), seed)
 
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
-        return RawValue().decode(part, nnz, self.wire).astype(dtype)
+        with _quiet():
+            return RawValue().decode(part, nnz, self.wire).astype(dtype)
 
     def error_bound(self, values: Values) -> Values | float:
         """Half a unit in the last place: relative for normal numbers, absolute below them."""

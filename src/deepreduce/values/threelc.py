@@ -53,7 +53,7 @@ class ThreeLC(LossyValueCodec):
         if digits is None:
             raise CorruptError(f"the digits are not those of {nnz} values")
         with np.errstate(over="ignore"):  # only in bytes that no writer made
-            return np.concatenate((-scale, 0 * scale, scale)).astype(dtype)[digits + 1]
+            return np.concatenate((-scale, np.zeros(1, np.float32), scale)).astype(dtype)[digits + 1]
 
     def error_bound(self, values: Values) -> float:
         """Half of M, and the rounding of M to the dtype."""
