@@ -177,7 +177,7 @@ def volumes(ranks: list[int], spec: str, topologies: list[str], steps: int) -> N
     for topology in topologies:
         for count in ranks:
             with namespaces(count, None) as names:
-                results = run(names, {"spec": spec, "topology": topology, "steps": steps, "width": 320, "layers": 4})
+                results = run(names, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
             counted, interface = (sum(row[key] for row in results) / count for key in ("counted_bytes", "interface_bytes"))
             print(f"{topology:10} {count} ranks {counted:12,.0f} counted {interface:12,.0f} on the interface", flush=True)
 

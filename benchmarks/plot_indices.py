@@ -24,8 +24,8 @@ UNIFORM = "uniform 1.0%"
 FPR = 1e-3
 BLOOM = f"bloom, FPR {FPR:g}"
 BLOOM_BITS = -log(FPR) / log(2) ** 2
-CODECS = ("raw", "huffman", BLOOM, "delta", "rle", "rice", "pco", "deltahuffman", "auto")
-TABLE = ("raw", "bitmap", "huffman", "delta", "rle", "rice", "pco", "deltahuffman", "auto", "(pcodec)")
+CODECS = ("raw", "huffman", BLOOM, "delta", "rle", "rice", "pco", "deltahuffman", "shaped", "auto")
+TABLE = ("raw", "bitmap", "huffman", "delta", "rle", "rice", "pco", "deltahuffman", "shaped", "auto", "(pcodec)")
 GREY = "#6a6a6a"
 STYLES = {
     UNIFORM: ("uniform 1%", "o", GREY),
@@ -34,7 +34,7 @@ STYLES = {
     "gpt top 1%": ("GPT, top 1%", "D", "#3a9d5d"),
     "ncf non-zeros": ("NCF, its non-zeros", "P", "#8a5fbf"),
 }
-SIZE_TICKS = (0.1, 0.2, 0.5, 1, 2, 4, 8, 16, 32)
+SIZE_TICKS = (0.05, 0.1, 0.2, 0.5, 1, 2, 4, 8, 16, 32)
 RATE_TICKS = (5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 
 
@@ -60,7 +60,7 @@ def draw_sizes(axes: Axes, rows: Rows) -> None:
     axes.set_xscale("log")
     axes.set_xticks(SIZE_TICKS, [f"{tick:g}" for tick in SIZE_TICKS])
     axes.minorticks_off()
-    axes.set_xlim(0.08, 50)
+    axes.set_xlim(0.03, 50)
     axes.set_yticks(range(len(CODECS)), CODECS)
     axes.set_ylim(len(CODECS) - 0.5, -1)
     axes.set_xlabel("bits an index")
@@ -77,7 +77,7 @@ def draw_rates(axes: Axes, rows: Rows) -> None:
     axes.set_xscale("log")
     axes.set_xticks(RATE_TICKS, [f"{tick:g}" for tick in RATE_TICKS])
     axes.minorticks_off()
-    axes.set_xlim(4, 4000)
+    axes.set_xlim(2, 4000)
     axes.set_xlabel("million indices a second, one core")
     axes.set_title("Rate, uniform 1% of 16.8 million")
     axes.grid(axis="x", color="#e6e6e6")

@@ -110,12 +110,12 @@ class Server(Topology):
 class Sharded(Topology):
     """`sharded`: every rank owns a range of every tensor, adds up what the others send for it, and sends the strongest of the sum to all.
 
-    `budget` bounds what a rank sends, in multiples of its own message: however many ranks there are, it is not more. With two ranks 1.5 is
-    enough for the whole sum; with more, owners keep the rest for the next step. Tensors that travel dense are never cut down.
+    `budget` is what a rank sends, in multiples of its own message, however many ranks there are: owners keep what is beyond it for the next
+    step. Two ranks send the whole sum, for 1.5 times their message at most. Tensors that travel dense are never cut down.
     """
 
     name: ClassVar[str] = "sharded"
-    budget: float = 1.5
+    budget: float = 1.4
 
     def __post_init__(self) -> None:
         if not self.budget > 1:
@@ -182,8 +182,9 @@ class Owner:
             with trip.watch("encode"):
                 owed = [trip.owned.compensate(unit.label, mean) for unit, mean in zip(units, means, strict=True)]
                 narrow = [sums.narrow(content, unit.content.dtype) for content, unit in zip(owed, units, strict=True)]
+                fraction = _fraction(columns, sum(blob.size for blob in received), budget)
                 outgoing = [
-                    replace(unit, content=content, kept=_kept(unit, content, column, budget))
+                    replace(unit, content=content, kept=_kept(unit, content, column, fraction))
                     for unit, content, column in zip(units, narrow, columns, strict=True)
                 ]
                 return cls(outgoing, owed, messages.encode(outgoing, trip.seed), trip.owned)
@@ -196,31 +197,51 @@ class Owner:
             self.feedback.update(unit.label, owed, part)
 
 
-def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], budget: float | None) -> Positions:
-    """What an owner sends of a sum: all of it, or the strongest elements if the budget is less."""
+def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], fraction: float) -> Positions:
+    """What an owner sends of a sum: all of it, or the strongest elements if it may send less."""
     if isinstance(unit.codec.index, Seeded):
         return np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
     source = as_source(content)
-    kept, limit = source.nonzero(), _limit(parts, budget)
+    kept, limit = source.nonzero(), _limit(parts, fraction)
     if limit == 0:
         return kept[:0]  # nothing came, and what is owed from before goes along with the next that does
     return kept if kept.size <= limit else source.top(limit)
 
 
-def _limit(parts: Sequence[SparseTensor], budget: float | None) -> int:
-    """How many elements of a range its owner may send: as many as it got, and no more than the budget leaves after the first exchange.
+def _limit(parts: Sequence[SparseTensor], fraction: float) -> int:
+    """How many elements of a tensor its owner may send: no more than it got positions, and than its fraction of the elements it got.
 
     >>> one, other = (SparseTensor([0, start, 99], np.ones(3, np.float32), (100,)) for start in (10, 20))
-    >>> _limit([one, other], budget=None), _limit([one, other] * 2, budget=1.5)
+    >>> _limit([one, other], fraction=1.0), _limit([one, other], fraction=0.5)
     (4, 3)
     """
-    ranks, total, numel = len(parts), sum(part.nnz for part in parts), parts[0].numel
-    if any(part.nnz == numel for part in parts):
-        return numel
+    if _is_dense(parts):
+        return parts[0].numel
     received = int(np.unique(np.concatenate([part.indices for part in parts])).size)
-    if budget is None or ranks == 1:
-        return received
-    return min(received, max(1, ceil(total * (budget / (ranks - 1) - 1 / ranks) - 1e-9)))
+    return min(received, max(1, ceil(fraction * sum(part.nnz for part in parts))))
+
+
+def _fraction(columns: Sequence[Sequence[SparseTensor]], received_bytes: int, budget: float | None) -> float:
+    """The part of the elements it got that an owner may send, so that all it sends fits the budget. An element costs what it cost to get.
+
+    What the ranks sent for one range is as much as one rank sent for all ranges: a whole message. Of the budget for it, the first exchange
+    took all but the rank's own range, and the rest is for one copy of the sum to every other rank.
+
+    >>> column = [SparseTensor(range(10), np.ones(10, np.float32), (1000,))] * 4
+    >>> _fraction([column], received_bytes=800, budget=1.5)
+    0.25
+    """
+    ranks = max((len(column) for column in columns), default=1)
+    if budget is None or ranks < 3:
+        return 1.0
+    dense_bytes = sum(column[0].numel * column[0].dtype.itemsize for column in columns if _is_dense(column))
+    sparse_bytes = received_bytes - ranks * dense_bytes
+    allowed_bytes = received_bytes * (budget / (ranks - 1) - 1 / ranks) - dense_bytes
+    return min(1.0, max(0.0, allowed_bytes / sparse_bytes)) if sparse_bytes > 0 else 1.0
+
+
+def _is_dense(parts: Sequence[SparseTensor]) -> bool:
+    return any(part.nnz == part.numel for part in parts)
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}
