@@ -22,8 +22,10 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy --strict src
 
+# The core first: it compiles the kernels once, before many worker processes would each do so at the same time.
 unit: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest tests/test_*.py src
+	$(BIN)/pytest tests/jax tests/tensorflow tests/torch
 
 # The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
 bounds: $(INSTALLED)
