@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def train(plan: Plan, emit: Emit) -> None:
         run = Run(plan, spec, data, steps, team, say)
         run.warm_up()
         say(run.go().to_event())
-    team.gathered([0.0])  # nobody leaves while another still trains
+    with suppress(tf.errors.UnavailableError):  # another was faster to leave, after it had trained to the end
+        team.gathered([0.0])  # nobody leaves while another still trains
 
 
 def _silent(event: dict[str, Any]) -> None:
