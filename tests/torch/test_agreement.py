@@ -66,7 +66,7 @@ def test_top_r_over_a_whole_bucket():
 
 def loss_after(rank, spec, memory):
     state = DeepReduceState(spec, memory=memory, small_tensor_numel=16)
-    return sum(train(rank, hooked(state, bucket_cap_mb=25), 250, lr=0.3)[-50:]) / 50
+    return sum(train(rank, hooked(state, bucket_cap_mb=25), 400, lr=0.3)[-150:]) / 150
 
 
 def all_losses(rank):
