@@ -7,6 +7,7 @@ DEMO_INSTALLED := $(VENV)/.demo-installed
 INSTALLED := $(VENV)/.installed
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
+PARALLEL := -n auto --maxprocesses 8
 
 .PHONY: demo test lint types unit bounds golden clean
 
@@ -24,12 +25,12 @@ types: $(INSTALLED)
 
 # The core first: it compiles the kernels once, before many worker processes would each do so at the same time.
 unit: $(INSTALLED)
-	$(BIN)/pytest tests/test_*.py src
+	$(BIN)/pytest $(PARALLEL) tests/test_*.py src
 	$(BIN)/pytest tests/jax tests/tensorflow tests/torch
 
 # The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
 bounds: $(INSTALLED)
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(BOUNDS_CACHE) $(BIN)/pytest tests/test_kernels_*.py
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(BOUNDS_CACHE) $(BIN)/pytest $(PARALLEL) tests/test_kernels_*.py
 
 # The only writer of tests/golden: run it by hand when the format gains something, never to make a test pass.
 golden: $(INSTALLED)
