@@ -1,11 +1,11 @@
 """Seconds a training step over a real 100 Mbit/s link, and the bytes that the network interface counts.
 
-Two network namespaces are joined by a veth pair whose two ends are shaped by `tc tbf`; one rank of a DDP training runs in each, so that
-every byte between them crosses the link. Needs root and iproute2. The namespaces are removed afterwards, even if a run fails.
+Every rank of a DDP training runs in a network namespace of its own on a shaped link (`deepreduce.train.links`), so that every byte between
+them crosses it. Needs root and iproute2. The namespaces are removed afterwards, even if a run fails.
 
     python benchmarks/ddp_link.py                          # all rows: over the link, and over an unshaped one for the overhead
     python benchmarks/ddp_link.py --spec topr:0.01/rice/qsgd --topology sharded
-    python benchmarks/ddp_link.py --ranks 2 4 8            # bytes a rank against the ranks, each in a namespace on a bridge
+    python benchmarks/ddp_link.py --ranks 2 4 8            # bytes a rank against the ranks, on links without a limit
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-TBF = "rate {rate} burst 256kb latency 200ms"
+from deepreduce.train.links import Host, shaped_links
+
 ROWS = [
     ("plain DDP", None, "dense"),
     ("dense, no network", "noop", "allgather"),
@@ -33,53 +32,19 @@ ROWS = [
 ]
 
 
-# The network
-
-
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
-
-
-@contextmanager
-def namespaces(count: int, rate: str | None) -> Iterator[list[str]]:
-    """`count` network namespaces on one bridge, with addresses 10.77.0.1 and up; each sends at most at `rate`."""
-    names = [f"drlink{os.getpid()}-{number}" for number in range(count)]
-    bridge, made = f"drbr{os.getpid() % 100000}", []
-    try:
-        ip("link", "add", bridge, "type", "bridge")
-        ip("link", "set", bridge, "up")
-        for number, name in enumerate(names):
-            ip("netns", "add", name)
-            made.append(name)
-            outer = f"dro{os.getpid() % 100000}n{number}"
-            ip("link", "add", outer, "type", "veth", "peer", "name", "link0", "netns", name)
-            ip("link", "set", outer, "master", bridge, "up")
-            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "link0")
-            ip("-n", name, "link", "set", "link0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-            if rate:
-                shape = ["tc", "qdisc", "add", "dev", "link0", "root", "tbf", *TBF.format(rate=rate).split()]
-                subprocess.run(["ip", "netns", "exec", name, *shape], check=True)
-        yield names
-    finally:
-        for name in made:
-            subprocess.run(["ip", "netns", "del", name], check=False)
-        subprocess.run(["ip", "link", "del", bridge], check=False)
-
-
-def run(names: list[str], job: dict[str, object], timeout: float = 300) -> list[dict[str, float]]:
+def run(hosts: list[Host], job: dict[str, object], timeout: float = 300) -> list[dict[str, float]]:
     """One rank in every namespace; what each of them printed at its end."""
     ranks = []
-    for rank, name in enumerate(names):
+    for rank, host in enumerate(hosts):
         environment = os.environ | {
-            "MASTER_ADDR": "10.77.0.1",
+            "MASTER_ADDR": hosts[0].address,
             "MASTER_PORT": "29500",
             "RANK": str(rank),
-            "WORLD_SIZE": str(len(names)),
-            "GLOO_SOCKET_IFNAME": "link0",
+            "WORLD_SIZE": str(len(hosts)),
+            "GLOO_SOCKET_IFNAME": host.interface,
             "OMP_NUM_THREADS": "1",
         }
-        command = ["ip", "netns", "exec", name, sys.executable, str(Path(__file__).resolve()), "--job", json.dumps(job)]
+        command = host.command([sys.executable, str(Path(__file__).resolve()), "--job", json.dumps(job)])
         ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     try:
         end = time.monotonic() + timeout
@@ -98,7 +63,8 @@ def run(names: list[str], job: dict[str, object], timeout: float = 300) -> list[
 
 
 def sent_by_interface() -> int:
-    return int(Path("/sys/class/net/link0/statistics/tx_bytes").read_text())
+    interface = os.environ["GLOO_SOCKET_IFNAME"]
+    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
 
 
 def train(job: dict[str, object]) -> dict[str, float]:
@@ -161,8 +127,8 @@ def compare(rows: list[tuple[str, str | None, str]], rate: str | None, steps: in
     print(f"{'spec':24} {'topology':10} {columns}   encode/exchange/decode ms")
     dense: tuple[float, float] | None = None
     for title, spec, topology in rows:
-        with namespaces(2, rate) as names:
-            results = run(names, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
+        with shaped_links(2, rate) as hosts:
+            results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
         seconds = max(row["seconds"] for row in results)
         best = max(row["best"] for row in results)
         dense = dense or (seconds, best)
@@ -176,8 +142,8 @@ def volumes(ranks: list[int], spec: str, topologies: list[str], steps: int) -> N
     print(f"\nbytes a rank and step, {spec}: counted, and what the interface sent (with all headers of the network)")
     for topology in topologies:
         for count in ranks:
-            with namespaces(count, None) as names:
-                results = run(names, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
+            with shaped_links(count, None) as hosts:
+                results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
             counted, interface = (sum(row[key] for row in results) / count for key in ("counted_bytes", "interface_bytes"))
             print(f"{topology:10} {count} ranks {counted:12,.0f} counted {interface:12,.0f} on the interface", flush=True)
 

@@ -69,12 +69,12 @@ def check_links() -> None:
 
 
 @contextmanager
-def shaped_links(count: int, rate: str) -> Iterator[list[Host]]:
-    """`count` hosts on links of `rate` to a common bridge. Everything is removed at the end, whatever happens inside.
+def shaped_links(count: int, rate: str | None) -> Iterator[list[Host]]:
+    """`count` hosts on links of `rate` to a common bridge; None for links without a limit. All is removed at the end, whatever happens inside.
 
     What an earlier process left because it was killed is removed first.
     """
-    bits = parse_rate(rate)
+    bits = None if rate is None else parse_rate(rate)
     if not 1 <= count <= 250:
         raise ConfigError(f"1 to 250 hosts on shaped links, got {count}")
     check_links()
@@ -94,14 +94,14 @@ def remove_stale() -> None:
             _run_quietly("ip", "netns" if match[2] == "w" else "link", "delete", name)
 
 
-def _build(prefix: str, count: int, bits: int) -> list[Host]:
+def _build(prefix: str, count: int, bits: int | None) -> list[Host]:
     bridge = f"{prefix}b"
     _run("ip", "link", "add", bridge, "type", "bridge")
     _run("ip", "link", "set", bridge, "up")
     return [_attach(prefix, bridge, number, bits) for number in range(count)]
 
 
-def _attach(prefix: str, bridge: str, number: int, bits: int) -> Host:
+def _attach(prefix: str, bridge: str, number: int, bits: int | None) -> Host:
     namespace, outer = f"{prefix}w{number}", f"{prefix}v{number}"
     address = f"{_SUBNET}.{os.getpid() % 250 + 1}.{number + 1}"
     _run("ip", "netns", "add", namespace)
@@ -111,8 +111,9 @@ def _attach(prefix: str, bridge: str, number: int, bits: int) -> Host:
     _run(*inside, "address", "add", f"{address}/24", "dev", _INTERFACE)
     _run(*inside, "link", "set", "lo", "up")
     _run(*inside, "link", "set", _INTERFACE, "up")
-    _run("tc", "qdisc", "add", "dev", outer, "root", *_bucket(bits))
-    _run("tc", "-n", namespace, "qdisc", "add", "dev", _INTERFACE, "root", *_bucket(bits))
+    if bits is not None:
+        _run("tc", "qdisc", "add", "dev", outer, "root", *_bucket(bits))
+        _run("tc", "-n", namespace, "qdisc", "add", "dev", _INTERFACE, "root", *_bucket(bits))
     return Host(namespace, address, _INTERFACE)
 
 
