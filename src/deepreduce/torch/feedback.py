@@ -39,14 +39,14 @@ class Feedback:
         return wide if self.memory is None else self.memory.compensate(name, wide)
 
     def update(self, name: str, compensated: Content, sent: SparseTensor) -> None:
-        """Remember what was not sent."""
+        """Remember what was not sent, in a step that is finite on all ranks."""
         if self.memory is None:
             return
         sent = SparseTensor(sent.indices, widened(sent.values), sent.shape)
         if isinstance(compensated, SparseTensor):
             self._sparse[name] = combined([compensated, SparseTensor(sent.indices, -sent.values, sent.shape)])
         else:
-            self.memory.update(name, compensated, sent)
+            self.memory.remember(name, compensated, sent)
 
     def _compensate_sparse(self, name: str, gradient: SparseTensor) -> SparseTensor:
         wide = SparseTensor(gradient.indices, widened(gradient.values), gradient.shape)

@@ -29,6 +29,7 @@ class TorchMemory:
     momentum: float = 0.0
     _residuals: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
     _velocities: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
+    _spare: dict[str, torch.Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
@@ -39,23 +40,34 @@ class TorchMemory:
     def compensate(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
         """The gradient with what is owed added to it: a new tensor. Nothing is remembered before `update`."""
         gradient = gradient.detach()
+        owed = self._owed(self._residuals, name, gradient, self.decay)
         if self.momentum:
-            gradient = gradient + self._scaled(self._velocities, name, gradient, self.momentum)
-        return gradient + self._scaled(self._residuals, name, gradient, self.decay)
+            gradient = gradient + self._owed(self._velocities, name, gradient, self.momentum)
+        return torch.add(gradient, owed, out=self._room(name, gradient))
 
     def update(self, name: str, compensated: torch.Tensor, sent: SparseTensor) -> None:
         """Remember what `compensated` has and `sent` has not. A step with NaN or Inf in it is skipped whole: it leaves no trace."""
         if sent.shape != tuple(compensated.shape):
             raise InputError(f"{name!r} has shape {tuple(compensated.shape)}, but shape {sent.shape} was sent")
-        if not _all_finite(compensated):
-            return
-        if self.momentum:
-            velocity = compensated - self._scaled(self._residuals, name, compensated, self.decay)
-            forgotten = to_torch(sent.indices).to(velocity.device)
-            _remembered(self._velocities, name, velocity).index_fill_(0, forgotten, 0)
-        add_sparse_(_remembered(self._residuals, name, compensated), sent, alpha=-1)
+        if _all_finite(compensated):
+            self.remember(name, compensated.clone(), sent)
 
-    def _scaled(self, table: dict[str, torch.Tensor], name: str, like: torch.Tensor, factor: float) -> torch.Tensor | float:
+    def remember(self, name: str, compensated: torch.Tensor, sent: SparseTensor) -> None:
+        """`update` for a step that is known to be finite, at the cost of what was sent: it takes `compensated` over, and writes to it.
+
+        The residual of the step before makes room for the next sum, as fresh memory costs more than adding up.
+        """
+        compensated = compensated.contiguous()
+        if self.momentum:
+            velocity = compensated - self._owed(self._residuals, name, compensated, self.decay)
+            velocity.view(-1).index_fill_(0, to_torch(sent.indices).to(velocity.device), 0)
+            self._velocities[name] = velocity
+        if name in self._residuals:
+            self._spare[name] = self._residuals[name]
+        self._residuals[name] = compensated
+        add_sparse_(compensated.view(-1), sent, alpha=-1)
+
+    def _owed(self, table: dict[str, torch.Tensor], name: str, like: torch.Tensor, factor: float) -> torch.Tensor | float:
         held = table.get(name)
         if held is None:
             return 0.0
@@ -63,8 +75,15 @@ class TorchMemory:
             raise InputError(
                 f"{name!r} is {like.dtype} of shape {tuple(like.shape)}, but its memory is {held.dtype} of shape {tuple(held.shape)}"
             )
-        # A checkpoint may have been read to another device. The factor is rounded to the dtype first, as numpy does.
-        return held.to(like.device) * float(np.asarray(factor, numpy_dtype(like.dtype)))
+        held = held.to(like.device)  # a checkpoint may have been read to another one
+        return held if factor == 1 else held * float(np.asarray(factor, numpy_dtype(like.dtype)))  # rounded first, as numpy does
+
+    def _room(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Memory for a tensor like this one."""
+        spare = self._spare.pop(name, None)
+        if spare is not None and (spare.shape, spare.dtype, spare.device) == (like.shape, like.dtype, like.device):
+            return spare
+        return torch.empty(like.shape, dtype=like.dtype, device=like.device)
 
     def state_dict(self) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of everything that is remembered, for a checkpoint."""
@@ -87,16 +106,6 @@ class TorchMemory:
 def _all_finite(tensor: torch.Tensor) -> bool:
     """Whether no element is NaN or Inf: one pass, as a NaN makes both extremes NaN (`torch.isfinite` takes ten times as long)."""
     return tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
-
-
-def _remembered(table: dict[str, torch.Tensor], name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Put a copy into the table, in the memory of the old one where it fits, and give a flat view of it."""
-    held = table.get(name)
-    if held is None or (held.shape, held.dtype, held.device) != (tensor.shape, tensor.dtype, tensor.device):
-        held = table[name] = _plain(tensor)
-    else:
-        held.copy_(tensor)
-    return held.view(-1)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

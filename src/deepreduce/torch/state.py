@@ -32,6 +32,9 @@ from .topology import TOPOLOGIES, Delivery, Parcel, Topology, Trip
 from .units import Content, Unit, as_source
 
 
+_START = 1024
+
+
 class Scaler(Protocol):
     """What is used of a `torch.amp.GradScaler`."""
 
@@ -289,7 +292,8 @@ def _idle(content: Content) -> bool:
     """Whether a parameter was not used in this step: DDP drops its mean, so what it is owed must stay with us."""
     if isinstance(content, SparseTensor):
         return False
-    return content.numel() == 0 or bool((torch.stack(torch.aminmax(content)) == 0).all())
+    start = content.reshape(-1)[:_START]  # hardly ever zero in a parameter that was used, and much less to read
+    return not bool(start.any()) and not bool(content.any())
 
 
 def _put(gradient: torch.Tensor, shares: Sequence[SparseTensor]) -> None:
