@@ -75,7 +75,10 @@ class Reader:
 
     def byte(self) -> int:
         """One byte as a number."""
-        return self.take(1)[0]
+        if self.offset == len(self._view):
+            raise TruncatedError(f"need 1 byte at offset {self.offset}, have 0")
+        self.offset += 1
+        return self._view[self.offset - 1]
 
     def varint(self, limit: int = 2**63 - 1) -> int:
         """A LEB128 number, at most `limit`; the shortest form only."""

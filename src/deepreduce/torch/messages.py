@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from .. import steps
 from ..container import Record
@@ -16,13 +17,26 @@ from .source import space_on
 from .units import Unit
 
 
-def encode(units: Sequence[Unit], seed: Seed) -> bytes:
+@dataclass(frozen=True)
+class Message:
+    """Units in one message: what each of them became, and the bytes of all of it."""
+
+    units: Sequence[Unit]
+    records: Sequence[Record]
+    blob: bytes
+
+    def decoded(self, sender: int) -> list[SparseTensor]:
+        """What every reader of this message has, which `sender` wrote."""
+        return _restored(self.records, self.units, sender)
+
+
+def encode(units: Sequence[Unit], seed: Seed) -> Message:
     """One message. Its tensors are named by their places: parameter names would cost more than some of the tensors."""
-    encoded = []
+    records = []
     for unit in units:
         with naming(unit.label):
-            encoded.append(unit.record(seed))
-    return steps.write(encoded)
+            records.append(unit.record(seed))
+    return Message(units, records, steps.write(records))
 
 
 @contextmanager
@@ -43,21 +57,21 @@ def naming(label: str) -> Iterator[None]:
         raise RuntimeError(f"{label}: {type(error).__name__}: {error}") from error
 
 
-def decode(blob: Buffer | bytes, units: Sequence[Unit], sender: int) -> list[SparseTensor]:
+def decode(blob: Buffer, units: Sequence[Unit], sender: int) -> list[SparseTensor]:
     """The tensors of a message, which must be for these units. An error names the rank and the parameter."""
-    return [_restored(record, unit, sender) for record, unit in zip(records(blob, units, sender), units, strict=True)]
-
-
-def records(blob: Buffer | bytes, units: Sequence[Unit], sender: int) -> Sequence[Record]:
-    """The parts of a message, which must be for these units; nothing is decoded."""
     labels = [unit.label for unit in units]
     try:
-        return steps.read(blob if isinstance(blob, bytes) else blob.data, labels, units)
+        records = steps.read(blob.data, labels, units)
     except FormatError as error:
         raise type(error)(f"message of rank {sender} for {steps.summary(labels)}: {error}") from error
+    return _restored(records, units, sender)
 
 
-def _restored(record: Record, unit: Unit, sender: int) -> SparseTensor:
+def _restored(records: Sequence[Record], units: Sequence[Unit], sender: int) -> list[SparseTensor]:
+    return [_restore(record, unit, sender) for record, unit in zip(records, units, strict=True)]
+
+
+def _restore(record: Record, unit: Unit, sender: int) -> SparseTensor:
     try:
         return restore(record, space_on(unit.device))
     except FormatError as error:

@@ -31,7 +31,6 @@ from .stopwatch import Stopwatch
 from .topology import TOPOLOGIES, Delivery, Parcel, Topology, Trip
 from .units import Content, Unit, as_source
 
-
 _START = 1024
 
 
@@ -207,11 +206,10 @@ class DeepReduceState:
     def _count(self, bucket: Bucket, parcel: Parcel, sent_bytes: int, watch: Stopwatch) -> None:
         spent = watch.seconds
         cost = StepStats(bucket.step, 0, 0, sent_bytes, spent["encode"], spent["exchange"], spent["decode"])
-        for payload, units in zip(parcel.payloads, parcel.contents, strict=True):
-            if isinstance(payload, bytes):
-                cost.message_bytes += len(payload)
-                for unit, record in zip(units, messages.records(payload, units, sender=-1), strict=True):
-                    cost.count(unit.label, record)
+        for message in parcel.messages:
+            cost.message_bytes += len(message.blob)
+            for unit, record in zip(message.units, message.records, strict=True):
+                cost.count(unit.label, record)
         self._stats.add(cost, bucket.last)
 
     # What goes into a message

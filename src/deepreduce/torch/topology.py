@@ -21,17 +21,23 @@ from ..steps import Seed
 from . import messages, sums
 from .feedback import Feedback
 from .link import Buffer, Failure, Link, Payload, Ticket
+from .messages import Message
 from .stopwatch import Stopwatch
 from .units import Content, Unit, as_source
 
 
 @dataclass(frozen=True)
 class Parcel:
-    """The messages of one bucket, and for each the units that are in it."""
+    """A bucket, the messages that it became, and what goes out of them."""
 
     units: Sequence[Unit]
+    messages: Sequence[Message]
     payloads: Sequence[Payload]
-    contents: Sequence[Sequence[Unit]]
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], messages: Sequence[Message]) -> Parcel:
+        """The parcel of these messages."""
+        return cls(units, messages, [message.blob for message in messages])
 
 
 @dataclass(frozen=True)
@@ -62,11 +68,11 @@ class Topology(ABC):
 
     def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
         """Encode; this runs beside the exchange of the bucket before."""
-        return Parcel(units, [messages.encode(units, seed)], [units])
+        return Parcel.of(units, [messages.encode(units, seed)])
 
     def failed(self, error: BaseException, size: int) -> Parcel:
         """A parcel that tells the other ranks that there is none."""
-        return Parcel([], [Failure(error)], [])
+        return Parcel([], [], [Failure(error)])
 
     @abstractmethod
     def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
@@ -101,7 +107,7 @@ class Server(Topology):
         with trip.watch("exchange"):
             blob = trip.link.broadcast(None if owner is None else owner.payload, trip.ticket("broadcast"))
         with trip.watch("decode"):
-            sent = messages.decode(parcel.payloads[0], parcel.units, trip.link.rank)  # type: ignore[arg-type]
+            sent = parcel.messages[0].decoded(trip.link.rank)
             parts = messages.decode(blob, parcel.units, sender=0)
         return Delivery(sent, [[part] for part in parts], sums.finite(parts), lambda: owner.settle(parts) if owner else None)
 
@@ -123,26 +129,25 @@ class Sharded(Topology):
 
     def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
         pieces = [_cut(unit, seed) for unit in units]
-        contents = [[cut[owner] for cut in pieces] for owner in range(seed.size)]
-        return Parcel(units, [messages.encode(content, seed) for content in contents], contents)
+        return Parcel.of(units, [messages.encode([cut[owner] for cut in pieces], seed) for owner in range(seed.size)])
 
     def failed(self, error: BaseException, size: int) -> Parcel:
-        return Parcel([], [Failure(error)] * size, [])
+        return Parcel([], [], [Failure(error)] * size)
 
     def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
         rank, size = trip.link.rank, trip.link.size
         with trip.watch("exchange"):
             received = trip.link.all_to_all(parcel.payloads, trip.ticket("scatter"))
-        owner = Owner.reduce(parcel.contents[rank], received, trip, self.budget)
+        owner = Owner.reduce(parcel.messages[rank].units, received, trip, self.budget)
         with trip.watch("exchange"):
             blobs = trip.link.all_gather(owner.payload, trip.ticket("gather"))
         with trip.watch("decode"):
-            own = [messages.decode(blob, content, rank) for blob, content in zip(parcel.payloads, parcel.contents, strict=True)]  # type: ignore[arg-type]
+            own = [message.decoded(rank) for message in parcel.messages]
             parts = [
-                messages.decode(blob, content, owner) for owner, (blob, content) in enumerate(zip(blobs, parcel.contents, strict=True))
+                messages.decode(blob, message.units, sender)
+                for sender, (blob, message) in enumerate(zip(blobs, parcel.messages, strict=True))
             ]
-            sent = _joined(own, parcel.units, size)
-            wholes = _joined(parts, parcel.units, size)
+            sent, wholes = _joined(own, parcel.units, size), _joined(parts, parcel.units, size)
         return Delivery(sent, [[whole] for whole in wholes], sums.finite(wholes), lambda: owner.settle(parts[rank]))
 
 
@@ -187,7 +192,7 @@ class Owner:
                     replace(unit, content=content, kept=_kept(unit, content, column, fraction))
                     for unit, content, column in zip(units, narrow, columns, strict=True)
                 ]
-                return cls(outgoing, owed, messages.encode(outgoing, trip.seed), trip.owned)
+                return cls(outgoing, owed, messages.encode(outgoing, trip.seed).blob, trip.owned)
         except Exception as error:
             return cls([], [], Failure(error), trip.owned)
 
@@ -217,7 +222,8 @@ def _limit(parts: Sequence[SparseTensor], fraction: float) -> int:
     """
     if _is_dense(parts):
         return parts[0].numel
-    received = int(np.unique(np.concatenate([part.indices for part in parts])).size)
+    positions = np.sort(np.concatenate([part.indices for part in parts]), kind="stable")  # sorted runs: they are only merged
+    received = int(np.count_nonzero(np.diff(positions, prepend=-1)))
     return min(received, max(1, ceil(fraction * sum(part.nnz for part in parts))))
 
 

@@ -70,7 +70,7 @@ def check_links() -> None:
 
 @contextmanager
 def shaped_links(count: int, rate: str | None) -> Iterator[list[Host]]:
-    """`count` hosts on links of `rate` to a common bridge; None for links without a limit. All is removed at the end, whatever happens inside.
+    """`count` hosts on links of `rate` to a common bridge; None for no limit. All is removed at the end, whatever happens inside.
 
     What an earlier process left because it was killed is removed first.
     """
