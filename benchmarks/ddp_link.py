@@ -121,14 +121,15 @@ def train(job: dict[str, object]) -> dict[str, float]:
 # The tables
 
 
-def compare(rows: list[tuple[str, str | None, str]], rate: str | None, steps: int) -> None:
-    print(f"\n2 ranks, {f'link of {rate}' if rate else 'link without a limit'}, median and best of {steps} steps")
+def compare(rows: list[tuple[str, str | None, str]], rate: str | None, steps: int, width: int) -> None:
+    link = f"link of {rate}" if rate else "link without a limit"
+    print(f"\n2 ranks, {6 * width * (width + 1):,} parameters, {link}, median and best of {steps} steps")
     columns = f"{'ms/step':>9} {'best':>8} {'speed-up':>9} {'of best':>8} {'bytes sent':>12} {'interface':>12}"
     print(f"{'spec':24} {'topology':10} {columns}   encode/exchange/decode ms")
     dense: tuple[float, float] | None = None
     for title, spec, topology in rows:
         with shaped_links(2, rate) as hosts:
-            results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
+            results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": width, "layers": 6})
         seconds = max(row["seconds"] for row in results)
         best = max(row["best"] for row in results)
         dense = dense or (seconds, best)
@@ -138,12 +139,13 @@ def compare(rows: list[tuple[str, str | None, str]], rate: str | None, steps: in
         print(f"{title:24} {topology:10} {speed} {counted:12,.0f} {interface:12,.0f}   {parts}", flush=True)
 
 
-def volumes(ranks: list[int], spec: str, topologies: list[str], steps: int) -> None:
-    print(f"\nbytes a rank and step, {spec}: counted, and what the interface sent (with all headers of the network)")
+def volumes(ranks: list[int], spec: str, topologies: list[str], steps: int, width: int) -> None:
+    print(f"\nbytes a rank and step, {6 * width * (width + 1):,} parameters, {spec}")
+    print("counted, and what the interface sent with all headers of the network")
     for topology in topologies:
         for count in ranks:
             with shaped_links(count, None) as hosts:
-                results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": 645, "layers": 6})
+                results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": width, "layers": 6})
             counted, interface = (sum(row[key] for row in results) / count for key in ("counted_bytes", "interface_bytes"))
             print(f"{topology:10} {count} ranks {counted:12,.0f} counted {interface:12,.0f} on the interface", flush=True)
 
@@ -152,6 +154,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--width", type=int, default=645, help="of the six layers: 645 makes 2.5 million parameters, 1800 makes 19.5")
     parser.add_argument("--spec", help="compare this one with plain DDP only")
     parser.add_argument("--topology", help="of --spec (allgather), or the only one to measure bytes for")
     parser.add_argument("--ranks", type=int, nargs="+", help="measure bytes against the number of ranks instead")
@@ -162,11 +165,11 @@ def main() -> None:
         print(json.dumps(train(json.loads(options.job))))
     elif options.ranks:
         topologies = [options.topology] if options.topology else ["allgather", "server", "sharded"]
-        volumes(options.ranks, options.spec or "topr:0.01/rice/qsgd", topologies, options.steps)
+        volumes(options.ranks, options.spec or "topr:0.01/rice/qsgd", topologies, options.steps, options.width)
     else:
         rows = [ROWS[0], (options.spec, options.spec, options.topology or "allgather")] if options.spec else ROWS
         for rate in (options.rate, None):
-            compare(rows, rate, options.steps)
+            compare(rows, rate, options.steps, options.width)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,9 @@ def spelled(default: Any) -> Any:
 class Sparsifier(ABC):
     """Chooses which positions of a gradient are sent."""
 
+    lossless: ClassVar[bool] = False
+    """Whether everything but zeros is kept."""
+
     @abstractmethod
     def select(self, source: Source, seed: int) -> Positions:
         """The kept positions, increasing and unique; the same for the same gradient and seed."""

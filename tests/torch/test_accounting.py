@@ -4,10 +4,12 @@ import io
 
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
 
 import deepreduce as dr
 from deepreduce.torch import DeepReduceState, Sharded, allreduce_
+from deepreduce.torch.link import Link, Ticket
 
 from .ranks import run_ranks
 
@@ -40,6 +42,29 @@ def test_sharded_stays_flat_and_allgather_grows():
 
 def _columns(found):
     return ([[row[kind] for row in rows] for rows in found.values()] for kind in (0, 1))
+
+
+LENGTHS = [0, 5000, 100, 5200, 90_000, 1]
+
+
+def letters(rank):
+    """Messages whose lengths jump from step to step, and are different for every pair: no step knows how much room the next one needs."""
+    link, size = Link.open(None, None), dist.get_world_size()
+    for step in range(len(LENGTHS)):
+        ticket = Ticket("letters", channel=7, step=step, limit_bytes=300_000)
+        received = link.all_to_all([letter(step, rank, other) for other in range(size)], ticket)
+        assert [message.tobytes() for message in received] == [letter(step, other, rank) for other in range(size)]
+    return link.sent_bytes
+
+
+def letter(step, sender, receiver):
+    return bytes([step, sender, receiver]) * LENGTHS[(step + sender + 2 * receiver) % len(LENGTHS)]
+
+
+def test_messages_of_any_length_reach_every_rank():
+    for sender, sent_bytes in enumerate(run_ranks(letters, 3)):
+        others = {0, 1, 2} - {sender}
+        assert sent_bytes >= sum(len(letter(step, sender, other)) for step in range(len(LENGTHS)) for other in others)
 
 
 def lossy_volumes(rank, topology):

@@ -178,13 +178,17 @@ def _corrupt(link):
 
 
 def _flipping(send):
-    def sending(self, buffer, *arguments):
-        if buffer.size > 150:
-            buffer = buffer.copy()
-            buffer[-100] ^= 0xFF
-        return send(self, buffer, *arguments)
+    def sending(self, outgoing, *arguments):
+        flipped = [_flipped(buffer) for buffer in outgoing] if isinstance(outgoing, list) else _flipped(outgoing)
+        return send(self, flipped, *arguments)
 
     return sending
+
+
+def _flipped(buffer):
+    buffer = buffer.copy()
+    buffer[len(buffer) // 2 if len(buffer) > 150 else 0 :][:1] ^= 0xFF
+    return buffer
 
 
 @pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])

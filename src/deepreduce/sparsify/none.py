@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source
@@ -15,6 +16,8 @@ class Keep(Sparsifier):
     >>> dr.decode_sparse(dr.parse("none/all/raw").encode(np.float32([0, 7]))).indices
     array([0, 1])
     """
+
+    lossless: ClassVar[bool] = True
 
     def select(self, source: Source, seed: int) -> Positions:
         return source.all()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source
@@ -15,6 +16,8 @@ class NonZero(Sparsifier):
     >>> dr.decode_sparse(dr.parse("nonzero/raw/raw").encode(np.float32([0, 7, 0]))).indices
     array([1])
     """
+
+    lossless: ClassVar[bool] = True
 
     def select(self, source: Source, seed: int) -> Positions:
         return source.nonzero()

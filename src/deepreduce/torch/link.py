@@ -1,13 +1,14 @@
 """Messages of unequal sizes over the collectives of torch.distributed.
 
-Every payload travels behind a head of fixed size: how long it is, which exchange it belongs to, and whether its sender failed. Where all
-ranks see all heads, the buffer has the capacity that the sizes of the previous exchange suggest, so that one collective is enough; what
-does not fit follows in a second one. Bytes are counted as gloo sends them.
+Every payload travels behind a head of fixed size: how long it is, which exchange it belongs to, and whether its sender failed. A buffer has
+the capacity that the sizes of the previous exchange suggest, so that one collective is enough; what does not fit follows. (Only `gather`
+exchanges its sizes first.) Bytes are counted as gloo sends them.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,8 +22,9 @@ from numpy.typing import NDArray
 from ..errors import CorruptError, DeepReduceError
 
 Buffer = NDArray[np.uint8]
+Move = tuple[Callable[..., Any], torch.Tensor, int]
 
-_HEAD = struct.Struct("<QIIB")
+_HEAD = struct.Struct("<QIIBI")
 _MESSAGE, _FAILURE = 0, 1
 _ROOT = 0
 _MAX_FAILURE_BYTES = 2000
@@ -68,11 +70,15 @@ class Head:
     @classmethod
     def read(cls, start: Buffer) -> Head:
         """The head at the front of a buffer."""
-        return cls(*_HEAD.unpack_from(start.data))
+        *fields, checksum = _HEAD.unpack_from(start.data)
+        if zlib.crc32(start.data[: _HEAD.size - 4]) != checksum:
+            raise CorruptError("the head of a message was changed on its way")
+        return cls(*fields)
 
     def write(self) -> bytes:
         """The head as bytes."""
-        return _HEAD.pack(self.size_bytes, self.channel, self.step, self.kind)
+        start = _HEAD.pack(self.size_bytes, self.channel, self.step, self.kind, 0)[:-4]
+        return start + zlib.crc32(start).to_bytes(4, "little")
 
 
 @dataclass
@@ -89,6 +95,7 @@ class Link:
     size: int
     sent_bytes: int = field(default=0, init=False)
     _capacities: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _pair_capacities: dict[tuple[int, str], list[int]] = field(default_factory=dict, init=False, repr=False)
     _failure: Failure | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -116,7 +123,7 @@ class Link:
         head, body = self._sealed(payload, ticket)
         capacity = self._capacities.get(ticket.channel, 0)
         fronts = self._all_gather(_padded(head.write() + body[:capacity], _HEAD.size + capacity), ticket)
-        heads = [self._checked(Head.read(front), rank, ticket) for rank, front in enumerate(fronts)]
+        heads = [self._checked(front, rank, ticket) for rank, front in enumerate(fronts)]
         longest = max(head.size_bytes for head in heads)
         messages = [front[_HEAD.size : _HEAD.size + head.size_bytes] for front, head in zip(fronts, heads, strict=True)]
         if longest > capacity:
@@ -132,7 +139,7 @@ class Link:
         """The messages of all ranks at the root, None elsewhere. All ranks learn the sizes first."""
         head, body = self._sealed(payload, ticket)
         fronts = self._all_gather(np.frombuffer(head.write(), np.uint8).copy(), ticket)
-        heads = [self._checked(Head.read(front), rank, ticket) for rank, front in enumerate(fronts)]
+        heads = [self._checked(front, rank, ticket) for rank, front in enumerate(fronts)]
         longest = max(head.size_bytes for head in heads)
         buffers = self._gather(_padded(body, longest), ticket)
         if buffers is None:
@@ -146,7 +153,7 @@ class Link:
         capacity = self._capacities.get(ticket.channel, 0)
         head, body = self._sealed(b"" if payload is None else payload, ticket)
         front = self._broadcast(_padded(head.write() + body[:capacity], _HEAD.size + capacity), ticket)
-        head = self._checked(Head.read(front), _ROOT, ticket)
+        head = self._checked(front, _ROOT, ticket)
         message = front[_HEAD.size : _HEAD.size + head.size_bytes]
         if head.size_bytes > capacity:
             rest = self._broadcast(_padded(body[capacity:], head.size_bytes - capacity), ticket)
@@ -155,17 +162,18 @@ class Link:
         return self._unsealed([head], [message])[0]
 
     def all_to_all(self, payloads: Sequence[Payload], ticket: Ticket) -> list[Buffer]:
-        """One message to every rank, and one from every rank. The sizes go first."""
+        """One message to every rank, and one from every rank. Each two know how much room they gave each other before."""
         sealed = [self._sealed(payload, ticket) for payload in payloads]
-        outgoing = np.frombuffer(b"".join(head.write() for head, _ in sealed), np.uint8).copy()
-        equal = [_HEAD.size] * self.size
-        incoming = self._all_to_all(outgoing, equal, equal, ticket)
-        heads = [self._checked(Head.read(incoming[rank * _HEAD.size :]), rank, ticket) for rank in range(self.size)]
-        bodies = np.frombuffer(b"".join(body for _, body in sealed), np.uint8).copy()
-        received = self._all_to_all(bodies, [len(body) for _, body in sealed], [head.size_bytes for head in heads], ticket)
-        ends = np.cumsum([head.size_bytes for head in heads])
-        messages = [received[end - head.size_bytes : end] for head, end in zip(heads, ends, strict=True)]
-        return self._unsealed(heads, messages)
+        there, here = (self._pair_capacities.get((ticket.channel, way), [0] * self.size) for way in ("to", "from"))
+        fronts = [_padded(head.write() + body[:room], _HEAD.size + room) for (head, body), room in zip(sealed, there, strict=True)]
+        incoming = self._all_to_all(fronts, [_HEAD.size + room for room in here], ticket)
+        heads = [self._checked(front, rank, ticket) for rank, front in enumerate(incoming)]
+        missing = [max(0, head.size_bytes - room) for head, room in zip(heads, here, strict=True)]
+        rests = self._swap([body[room:] for (_, body), room in zip(sealed, there, strict=True)], missing, ticket)
+        self._pair_capacities[ticket.channel, "to"] = [_roomy(head.size_bytes) for head, _ in sealed]
+        self._pair_capacities[ticket.channel, "from"] = [_roomy(head.size_bytes) for head in heads]
+        fits = (front[_HEAD.size : _HEAD.size + head.size_bytes] for front, head in zip(incoming, heads, strict=True))
+        return self._unsealed(heads, [np.concatenate(parts) for parts in zip(fits, rests, strict=True)])
 
     # What goes and what comes
 
@@ -175,7 +183,12 @@ class Link:
             self._failure = payload
         return Head(len(body), ticket.channel, ticket.step % 2**32, kind), body
 
-    def _checked(self, head: Head, rank: int, ticket: Ticket) -> Head:
+    def _checked(self, front: Buffer, rank: int, ticket: Ticket) -> Head:
+        """The head at the front of what a rank sent. All sizes come from it: nothing is allocated or received by one that is not right."""
+        try:
+            head = Head.read(front)
+        except CorruptError as error:
+            raise CorruptError(f"message of rank {rank} for {ticket.what}: {error}") from error
         here = Head(0, ticket.channel, ticket.step % 2**32, 0)
         if (head.channel, head.step) != (here.channel, here.step):
             raise PeerError(
@@ -225,12 +238,27 @@ class Link:
             self.sent_bytes += _children(self.rank, self.size) * buffer.size
         return buffer
 
-    def _all_to_all(self, outgoing: Buffer, sizes_out: list[int], sizes_in: list[int], ticket: Ticket) -> Buffer:
+    def _all_to_all(self, outgoing: Sequence[Buffer], sizes_in: list[int], ticket: Ticket) -> list[Buffer]:
         if self.size == 1:
-            return outgoing
-        incoming = np.empty(sum(sizes_in), np.uint8)
-        self._run(ticket, dist.all_to_all_single, torch.from_numpy(incoming), torch.from_numpy(outgoing), sizes_in, sizes_out)
-        self.sent_bytes += outgoing.size - sizes_out[self.rank]
+            return list(outgoing)
+        incoming, sizes_out = np.empty(sum(sizes_in), np.uint8), [buffer.size for buffer in outgoing]
+        joined = torch.from_numpy(np.concatenate(outgoing))
+        self._run(ticket, dist.all_to_all_single, torch.from_numpy(incoming), joined, sizes_in, sizes_out)
+        self.sent_bytes += sum(sizes_out) - sizes_out[self.rank]
+        return np.split(incoming, np.cumsum(sizes_in)[:-1])
+
+    def _swap(self, outgoing: Sequence[bytes], sizes_in: Sequence[int], ticket: Ticket) -> list[Buffer]:
+        """What is left for each rank, from rank to rank: most have nothing to send, and know that the others have not either."""
+        incoming = [np.empty(size, np.uint8) for size in sizes_in]
+        moves: list[Move] = []
+        incoming[self.rank] = np.frombuffer(outgoing[self.rank], np.uint8)
+        for peer in (rank for rank in range(self.size) if rank != self.rank):
+            if outgoing[peer]:
+                moves.append((dist.isend, torch.from_numpy(_padded(outgoing[peer], len(outgoing[peer]))), peer))
+            if incoming[peer].size:
+                moves.append((dist.irecv, torch.from_numpy(incoming[peer]), peer))
+        self._run(ticket, _move_all, moves)
+        self.sent_bytes += sum(map(len, outgoing)) - len(outgoing[self.rank])
         return incoming
 
     def _run(self, ticket: Ticket, collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
@@ -244,6 +272,12 @@ class Link:
             # Raised here, as the traceback of `error` would hold the group, and so keep it open after `close`.
             where = f"rank {self.rank} could not exchange {ticket.what} in step {ticket.step}"
             raise PeerError(f"{where}: a peer failed, is gone or is too slow ({problem})")
+
+
+def _move_all(moves: Sequence[Move], group: dist.ProcessGroup | None) -> None:
+    works = [move(tensor, group=group, **{"group_dst" if move is dist.isend else "group_src": peer}) for move, tensor, peer in moves]
+    for work in works:
+        work.wait()
 
 
 def _padded(content: bytes, size_bytes: int) -> Buffer:

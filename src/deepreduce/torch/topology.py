@@ -103,7 +103,7 @@ class Server(Topology):
     def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
         with trip.watch("exchange"):
             received = trip.link.gather(parcel.payloads[0], trip.ticket("gather"))
-        owner = None if received is None else Owner.reduce(parcel.units, received, trip, budget=None)
+        owner = None if received is None else Owner.reduce(parcel.units, received, trip, [None] * len(parcel.units))
         with trip.watch("exchange"):
             blob = trip.link.broadcast(None if owner is None else owner.payload, trip.ticket("broadcast"))
         with trip.watch("decode"):
@@ -117,11 +117,11 @@ class Sharded(Topology):
     """`sharded`: every rank owns a range of every tensor, adds up what the others send for it, and sends the strongest of the sum to all.
 
     `budget` is what a rank sends, in multiples of its own message, however many ranks there are: owners keep what is beyond it for the next
-    step. Two ranks send the whole sum, for 1.5 times their message at most. Tensors that travel dense are never cut down.
+    step. Where the sparsifier keeps everything (`none`, `nonzero`), owners send the whole sum.
     """
 
     name: ClassVar[str] = "sharded"
-    budget: float = 1.4
+    budget: float = 1.25
 
     def __post_init__(self) -> None:
         if not self.budget > 1:
@@ -138,7 +138,7 @@ class Sharded(Topology):
         rank, size = trip.link.rank, trip.link.size
         with trip.watch("exchange"):
             received = trip.link.all_to_all(parcel.payloads, trip.ticket("scatter"))
-        owner = Owner.reduce(parcel.messages[rank].units, received, trip, self.budget)
+        owner = Owner.reduce(parcel.messages[rank].units, received, trip, self._allowed(parcel))
         with trip.watch("exchange"):
             blobs = trip.link.all_gather(owner.payload, trip.ticket("gather"))
         with trip.watch("decode"):
@@ -149,6 +149,23 @@ class Sharded(Topology):
             ]
             sent, wholes = _joined(own, parcel.units, size), _joined(parts, parcel.units, size)
         return Delivery(sent, [[whole] for whole in wholes], sums.finite(wholes), lambda: owner.settle(parts[rank]))
+
+    def fraction(self, size: int) -> float:
+        """How much an owner among `size` ranks sends to each of them, as a part of what it keeps of a whole tensor.
+
+        The first exchange takes all of that but the rank's own range, and what the budget leaves is for one copy of the sum to every other
+        rank. Two ranks send the whole sum: that is 1.5 times their message at most.
+
+        >>> Sharded(budget=1.25).fraction(2), Sharded(budget=1.25).fraction(6)
+        (1.0, 0.08333333333333334)
+        """
+        return 1.0 if size < 3 else self.budget / (size - 1) - 1 / size
+
+    def _allowed(self, parcel: Parcel) -> list[int | None]:
+        """How many elements this owner may send of each tensor: by what it kept itself, so that all owners send messages of one length."""
+        fraction = self.fraction(len(parcel.messages))
+        kept = (sum(record.nnz for record in column) for column in zip(*(message.records for message in parcel.messages), strict=True))
+        return [ceil(fraction * nnz) if fraction < 1 and nnz else None for nnz in kept]
 
 
 def _cut(unit: Unit, seed: Seed) -> list[Unit]:
@@ -177,7 +194,7 @@ class Owner:
     feedback: Feedback
 
     @classmethod
-    def reduce(cls, units: Sequence[Unit], received: Sequence[Buffer], trip: Trip, budget: float | None) -> Owner:
+    def reduce(cls, units: Sequence[Unit], received: Sequence[Buffer], trip: Trip, allowed: Sequence[int | None]) -> Owner:
         """The mean of what was received, with what this owner still owes, as one message. An error is sent to the other ranks."""
         try:
             with trip.watch("decode"):
@@ -187,10 +204,9 @@ class Owner:
             with trip.watch("encode"):
                 owed = [trip.owned.compensate(unit.label, mean) for unit, mean in zip(units, means, strict=True)]
                 narrow = [sums.narrow(content, unit.content.dtype) for content, unit in zip(owed, units, strict=True)]
-                fraction = _fraction(columns, sum(blob.size for blob in received), budget)
                 outgoing = [
-                    replace(unit, content=content, kept=_kept(unit, content, column, fraction))
-                    for unit, content, column in zip(units, narrow, columns, strict=True)
+                    replace(unit, content=content, kept=_kept(unit, content, column, most))
+                    for unit, content, column, most in zip(units, narrow, columns, allowed, strict=True)
                 ]
                 return cls(outgoing, owed, messages.encode(outgoing, trip.seed).blob, trip.owned)
         except Exception as error:
@@ -202,52 +218,26 @@ class Owner:
             self.feedback.update(unit.label, owed, part)
 
 
-def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], fraction: float) -> Positions:
-    """What an owner sends of a sum: all of it, or the strongest elements if it may send less."""
+def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], most: int | None) -> Positions:
+    """What an owner sends of a sum: all of it, or the strongest elements. It sends no more positions than it got, and at most `most`."""
     if isinstance(unit.codec.index, Seeded):
         return np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
     source = as_source(content)
-    kept, limit = source.nonzero(), _limit(parts, fraction)
-    if limit == 0:
-        return kept[:0]  # nothing came, and what is owed from before goes along with the next that does
-    return kept if kept.size <= limit else source.top(limit)
+    kept, limit = source.nonzero(), _positions(parts)
+    limit = limit if most is None else min(limit, most)
+    if unit.codec.sparsifier.lossless or kept.size <= limit:
+        return kept
+    return source.top(limit) if limit else kept[:0]  # nothing came, and what is owed from before goes along with the next that does
 
 
-def _limit(parts: Sequence[SparseTensor], fraction: float) -> int:
-    """How many elements of a tensor its owner may send: no more than it got positions, and than its fraction of the elements it got.
+def _positions(parts: Sequence[SparseTensor]) -> int:
+    """How many positions there are in all of these.
 
-    >>> one, other = (SparseTensor([0, start, 99], np.ones(3, np.float32), (100,)) for start in (10, 20))
-    >>> _limit([one, other], fraction=1.0), _limit([one, other], fraction=0.5)
-    (4, 3)
+    >>> _positions([SparseTensor([0, start, 99], np.ones(3, np.float32), (100,)) for start in (10, 20)])
+    4
     """
-    if _is_dense(parts):
-        return parts[0].numel
     positions = np.sort(np.concatenate([part.indices for part in parts]), kind="stable")  # sorted runs: they are only merged
-    received = int(np.count_nonzero(np.diff(positions, prepend=-1)))
-    return min(received, max(1, ceil(fraction * sum(part.nnz for part in parts))))
-
-
-def _fraction(columns: Sequence[Sequence[SparseTensor]], received_bytes: int, budget: float | None) -> float:
-    """The part of the elements it got that an owner may send, so that all it sends fits the budget. An element costs what it cost to get.
-
-    What the ranks sent for one range is as much as one rank sent for all ranges: a whole message. Of the budget for it, the first exchange
-    took all but the rank's own range, and the rest is for one copy of the sum to every other rank.
-
-    >>> column = [SparseTensor(range(10), np.ones(10, np.float32), (1000,))] * 4
-    >>> _fraction([column], received_bytes=800, budget=1.5)
-    0.25
-    """
-    ranks = max((len(column) for column in columns), default=1)
-    if budget is None or ranks < 3:
-        return 1.0
-    dense_bytes = sum(column[0].numel * column[0].dtype.itemsize for column in columns if _is_dense(column))
-    sparse_bytes = received_bytes - ranks * dense_bytes
-    allowed_bytes = received_bytes * (budget / (ranks - 1) - 1 / ranks) - dense_bytes
-    return min(1.0, max(0.0, allowed_bytes / sparse_bytes)) if sparse_bytes > 0 else 1.0
-
-
-def _is_dense(parts: Sequence[SparseTensor]) -> bool:
-    return any(part.nnz == part.numel for part in parts)
+    return int(np.count_nonzero(np.diff(positions, prepend=-1)))
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}
