@@ -132,7 +132,7 @@ class Link:
                 np.concatenate([message, rest[: max(0, head.size_bytes - capacity)]])
                 for message, rest, head in zip(messages, rests, heads, strict=True)
             ]
-        self._capacities[ticket.channel] = _roomy(longest)
+        self._capacities[ticket.channel] = _roomy(longest, capacity)
         return self._unsealed(heads, messages)
 
     def gather(self, payload: Payload, ticket: Ticket) -> list[Buffer] | None:
@@ -158,7 +158,7 @@ class Link:
         if head.size_bytes > capacity:
             rest = self._broadcast(_padded(body[capacity:], head.size_bytes - capacity), ticket)
             message = np.concatenate([message, rest])
-        self._capacities[ticket.channel] = _roomy(head.size_bytes)
+        self._capacities[ticket.channel] = _roomy(head.size_bytes, capacity)
         return self._unsealed([head], [message])[0]
 
     def all_to_all(self, payloads: Sequence[Payload], ticket: Ticket) -> list[Buffer]:
@@ -170,8 +170,8 @@ class Link:
         heads = [self._checked(front, rank, ticket) for rank, front in enumerate(incoming)]
         missing = [max(0, head.size_bytes - room) for head, room in zip(heads, here, strict=True)]
         rests = self._swap([body[room:] for (_, body), room in zip(sealed, there, strict=True)], missing, ticket)
-        self._pair_capacities[ticket.channel, "to"] = [_roomy(head.size_bytes) for head, _ in sealed]
-        self._pair_capacities[ticket.channel, "from"] = [_roomy(head.size_bytes) for head in heads]
+        self._pair_capacities[ticket.channel, "to"] = [_roomy(head.size_bytes, room) for (head, _), room in zip(sealed, there, strict=True)]
+        self._pair_capacities[ticket.channel, "from"] = [_roomy(head.size_bytes, room) for head, room in zip(heads, here, strict=True)]
         fits = (front[_HEAD.size : _HEAD.size + head.size_bytes] for front, head in zip(incoming, heads, strict=True))
         return self._unsealed(heads, [np.concatenate(parts) for parts in zip(fits, rests, strict=True)])
 
@@ -286,9 +286,13 @@ def _padded(content: bytes, size_bytes: int) -> Buffer:
     return buffer
 
 
-def _roomy(size_bytes: int) -> int:
-    """The capacity for the next message of a channel: a thirty-second of padding costs less than a second collective."""
-    return size_bytes + size_bytes // 32 + 64
+def _roomy(size_bytes: int, before: int) -> int:
+    """The capacity for the next message of a channel: some padding costs less than a second collective, so peaks are remembered a while.
+
+    >>> _roomy(3200, before=0), _roomy(1600, before=3364)
+    (3364, 3259)
+    """
+    return max(size_bytes + size_bytes // 32 + 64, before - before // 32)
 
 
 def _children(rank: int, size: int) -> int:

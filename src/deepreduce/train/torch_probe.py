@@ -1,11 +1,13 @@
 """What is noted of every step beside the statistics of deepreduce. DDP reads the annotations of a hook: they must not be strings here."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
@@ -52,12 +54,32 @@ class Probe:
         return self._zeros / self._counted if self._counted else 0.0
 
 
+class Paced(Stopwatch):
+    """Lets nobody go on before all are through an exchange, and does not count that.
+
+    Workers that share the cores of one machine would otherwise decode while others still exchange, and take the processor from them: on
+    links of their own they have machines of their own.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        super().__init__()
+        self._group = group
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        with super().__call__(part):
+            yield
+        if part == "exchange" and self._group is not None:
+            dist.barrier(self._group)
+
+
 @dataclass(frozen=True)
 class Watched(Topology):
-    """Another topology, with the seconds of every single exchange."""
+    """Another topology, with the seconds of every single exchange; `paced` for workers on shaped links."""
 
     name: ClassVar[str] = "watched"
     inner: Topology
+    paced: bool
     exchanges: list[float] = field(default_factory=list, repr=False)
 
     def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
@@ -67,7 +89,7 @@ class Watched(Topology):
         return self.inner.failed(error, size)
 
     def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
-        watch = Stopwatch()
+        watch = Paced(trip.link.group) if self.paced else Stopwatch()
         delivery = self.inner.ship(parcel, replace(trip, watch=watch))
         self.exchanges.append(watch.seconds["exchange"])
         for part, seconds in watch.seconds.items():

@@ -111,7 +111,7 @@ class Run:
         self.task: Task = task_of(plan.task)
         self.model = torch_models.build(plan.model, data, plan.seed)
         self.parallel = DistributedDataParallel(self.model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
-        self.watched = None if spec == "dense" else Watched(TOPOLOGIES[plan.topology]())
+        self.watched = None if spec == "dense" else Watched(TOPOLOGIES[plan.topology](), paced=plan.link is not None)
         self.state = DeepReduceState(
             spec,
             topology=self.watched or "dense",
