@@ -38,7 +38,7 @@ def add(commands: Any) -> None:
     )
     train.add_argument("--task", default="digits", metavar="TASK", help="digits (default), cifar10 or ml1m")
     train.add_argument("--model", metavar="NAME", help="mlp or cnn for digits, resnet20 or densenet40 for cifar10, neumf for ml1m")
-    train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default)")
+    train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default), tensorflow or jax (digits only)")
     train.add_argument("--workers", type=_positive, default=2, metavar="N", help="processes (default 2)")
     train.add_argument("--codec", action="append", default=[], metavar="SPEC", help="spec or preset (may be repeated)")
     train.add_argument("--topology", default="allgather", metavar="NAME", help="allgather (default), server or sharded")
@@ -173,6 +173,8 @@ def _finish(outcome: Outcome, json_path: Path | None, folder: Path | None) -> No
     for spec, points in points_below_dense(outcome.records).items():
         where = f"{points:.1f} points below" if points > 0.05 else f"{-points:.1f} points above" if points < -0.05 else "equal to"
         print(f"{spec}: {where} dense")
+    if outcome.outlook():
+        print(outcome.outlook())
     if json_path:
         _write(json_path, outcome.write_json)
         print(f"wrote {json_path}")

@@ -36,7 +36,8 @@ def training_page(outcome: Outcome) -> str:
     ]
     notes = (
         "Seconds are those of the training steps, without evaluation. Encoding and exchange run beside the backward pass, so the parts may "
-        "add up to more than the whole. Communication counts from when the last worker is there; before that it is waiting."
+        "add up to more than the whole. Communication counts from when the last worker is there; before that it is waiting. "
+        f"{outcome.outlook()}"
     )
     return page(
         f"deepreduce train: {plan.task}",

@@ -25,8 +25,8 @@ def allreduce_(tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduce
     labels = [f"tensor {place}" for place in range(len(listed))] if names is None else list(names)
     if len(labels) != len(listed):
         raise InputError(f"{len(listed)} tensors, but {len(labels)} names")
-    if state.topology is None:
-        for place, tensor in enumerate(listed):
-            reference.all_reduce(state, tensor, last=place == len(listed) - 1).wait()
-    else:
+    if state.compresses():
         state.reduce(labels, listed).result()
+    else:
+        for place, tensor in enumerate(listed):
+            reference.all_reduce(state, tensor, [labels[place]], [tensor], last=place == len(listed) - 1).wait()

@@ -48,6 +48,11 @@ class Feedback:
         else:
             self.memory.remember(name, compensated, sent)
 
+    def pay(self, name: str, gradient: torch.Tensor) -> None:
+        """Add what is owed to a gradient that is sent whole, in place, and forget it."""
+        if self.memory is not None and gradient.layout == torch.strided:
+            self.memory.pay(name, gradient)
+
     def _compensate_sparse(self, name: str, gradient: SparseTensor) -> SparseTensor:
         wide = SparseTensor(gradient.indices, widened(gradient.values), gradient.shape)
         owed = self._sparse.get(name)

@@ -13,10 +13,10 @@ from .state import DeepReduceState
 
 def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
     """Encode, exchange and decode the gradients of a bucket off this thread; the future gives their mean over all ranks."""
-    if state.topology is None:
-        return reference.all_reduce(state, bucket.buffer(), bucket.is_last())
-    buffer, names = bucket.buffer(), [state.names.of(parameter) for parameter in bucket.parameters()]
-    reduced = _promised(buffer, state.reduce(names, bucket.gradients(), bucket.is_last()))
+    buffer, gradients, names = bucket.buffer(), bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
+    if not state.compresses():
+        return reference.all_reduce(state, buffer, names, gradients, bucket.is_last())
+    reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last()))
 
     def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:
         return reduced.value()  # raises what the lanes raised: DDP passes errors of a callback on to backward()

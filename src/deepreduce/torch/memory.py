@@ -67,6 +67,13 @@ class TorchMemory:
         self._residuals[name] = compensated
         add_sparse_(compensated.view(-1), sent, alpha=-1)
 
+    def pay(self, name: str, gradient: torch.Tensor) -> None:
+        """Add what is owed to a gradient that is sent whole, in place, and forget it; a gradient with NaN or Inf in it is lost anyhow."""
+        if name in self._residuals and _all_finite(gradient):
+            gradient.add_(self._owed(self._residuals, name, gradient.to(self._residuals[name].dtype), self.decay))
+            self._velocities.pop(name, None)
+            self._spare[name] = self._residuals.pop(name)
+
     def _owed(self, table: dict[str, torch.Tensor], name: str, like: torch.Tensor, factor: float) -> torch.Tensor | float:
         held = table.get(name)
         if held is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from .state import DeepReduceState
 
 
-def all_reduce(state: DeepReduceState, buffer: torch.Tensor, last: bool) -> Future[torch.Tensor]:
-    """The mean over all ranks by the group's own allreduce, as the hook that comes with torch does it."""
+def all_reduce(
+    state: DeepReduceState, buffer: torch.Tensor, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool
+) -> Future[torch.Tensor]:
+    """The mean over all ranks by the group's own allreduce, as the hook that comes with torch does it, with all that is still owed."""
+    state.pay(names, gradients)
     size = dist.get_world_size(state.process_group)
     start, step = time.perf_counter(), state.step
     state.step += 1 if last else 0

@@ -9,6 +9,7 @@ from dataclasses import dataclass, is_dataclass
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -28,7 +29,8 @@ from .memory import TorchMemory
 from .names import Names
 from .source import numpy_dtype, sparse_of
 from .stopwatch import Stopwatch
-from .topology import TOPOLOGIES, Delivery, Parcel, Topology, Trip
+from .topology import TOPOLOGIES, AllGather, Delivery, Parcel, Topology, Trip
+from .trial import Trial
 from .units import Content, Unit, as_source
 
 _START = 1024
@@ -73,6 +75,8 @@ class DeepReduceState:
     - `per`: where top-r is taken, in each ``"parameter"`` or over a whole ``"bucket"``.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
+    - `never_slower`: time steps of both kinds, now and then, and send dense gradients for as long as that is faster. For `allgather`. What
+      is sent then depends on the clock: a run cannot be repeated bit by bit.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange. `history`: steps of which `stats()` keeps the details.
 
     >>> state = DeepReduceState("topr:0.01/raw/fp16")
@@ -91,6 +95,7 @@ class DeepReduceState:
         *,
         model: torch.nn.Module | None = None,
         scaler: Scaler | None = None,
+        never_slower: bool = False,
         seed: int = 0,
         timeout: timedelta | None = None,
         history: int = 100,
@@ -114,6 +119,10 @@ class DeepReduceState:
         self._packing, self._shipping = Lane("deepreduce pack"), Lane("deepreduce ship")
         self._failure: BaseException | None = None
         self._stats = Stats(history)
+        if never_slower and not isinstance(self.topology, AllGather):
+            raise ConfigError(f"never_slower goes with topology 'allgather', where no owner has debts of its own; got {topology!r}")
+        self._trial = Trial() if never_slower else None
+        self._asked_step, self._compresses = -1, self.topology is not None
 
     def __repr__(self) -> str:
         topology = self.topology.name if self.topology else "dense"
@@ -145,6 +154,24 @@ class DeepReduceState:
         self.step, self.seed = int(state["step"]), int(state["seed"])
 
     # A bucket's way
+
+    def compresses(self) -> bool:
+        """Whether the step that is under way travels compressed, on all ranks."""
+        if self._trial is not None and self.step != self._asked_step:
+            self._asked_step, self._compresses = self.step, self._trial.compresses(self.step, self._agreed)
+        return self._compresses
+
+    def _agreed(self, numbers: list[float]) -> list[float]:
+        ticket = Ticket("the times of a trial", zlib.crc32(b"trial"), self.step, limit_bytes=8 * len(numbers))
+        everyone = self.link.all_gather(np.array(numbers).tobytes(), ticket)
+        return [float(most) for most in np.max([message.view(np.float64) for message in everyone], axis=0)]
+
+    def pay(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
+        """Add what is owed to gradients that travel whole."""
+        if self._scaler is not None:
+            self._feedback.rescale(self._scaler.get_scale())
+        for name, gradient in zip(names, gradients, strict=True):
+            self._feedback.pay(name, gradient)
 
     def reduce(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> Future[None]:
         """Replace each gradient by the mean over all ranks. Buckets are exchanged in the order of these calls, the same on all ranks."""

@@ -59,6 +59,13 @@ class Outcome:
             identical,
         ]
 
+    def outlook(self, rate: str = "100mbit") -> str:
+        """What a slow link would make of runs that had none: how long it would be busy with one step. Nothing for runs that had one."""
+        if self.plan.link or self.plan.workers < 2:
+            return ""
+        busy = (f"{record.spec} {in_seconds(link_seconds(record, rate) / record.steps)}" for record in self.records)
+        return f"These workers share one machine's memory. A link of {rate} a worker would be busy with each step for: {', '.join(busy)}."
+
 
 def ratio(record: Record) -> float:
     """How many times fewer bytes than dense."""

@@ -1,0 +1,72 @@
+"""Never slower than dense: the faster way is found, on all ranks alike, and nothing is lost on the way."""
+
+import time
+
+import pytest
+import torch
+
+from deepreduce import parse
+from deepreduce.torch import DeepReduceState, allreduce_, reference
+
+from .ranks import run_ranks
+from .tasks import flat, hooked, train
+
+SPEC = "topr:0.05/rice/raw"
+STEPS = 20  # eight of each kind, and some that are free to choose
+PAUSE_SECONDS = 0.05
+
+
+class SlowToEncode:
+    def choose(self, name, source):
+        time.sleep(PAUSE_SECONDS)
+        return parse(SPEC)
+
+
+def slow(function):
+    def slowed(*arguments, **options):
+        time.sleep(PAUSE_SECONDS)
+        return function(*arguments, **options)
+
+    return slowed
+
+
+def ways(rank, slow_network):
+    if slow_network:
+        reference.all_reduce = slow(reference.all_reduce)
+    state = DeepReduceState(SPEC if slow_network else SlowToEncode(), never_slower=True, small_tensor_numel=16)
+    model = hooked(state, bucket_cap_mb=25)
+    compressed = []
+    for step in range(STEPS):
+        train(rank, model, 1, start=step)
+        compressed.append(state.stats().last.ratio > 1)
+    return compressed, flat(model)
+
+
+@pytest.mark.parametrize("slow_network", [False, True])
+def test_the_faster_way_is_kept_on_all_ranks(slow_network):
+    (ours, parameters), (theirs, same) = run_ranks(ways, 2, slow_network)
+    assert ours == theirs == 8 * [True] + 8 * [False] + 4 * [slow_network]
+    assert torch.equal(parameters, same)
+
+
+def sums(rank):
+    state = DeepReduceState(SPEC, never_slower=True, small_tensor_numel=16)
+    given, got = torch.zeros(4000), torch.zeros(4000)
+    for step in range(10):
+        gradient = torch.randn(4000, generator=torch.Generator().manual_seed(100 * step + rank))
+        given += gradient
+        allreduce_(gradient, state)
+        got += gradient
+    return given, got, state.stats().last.ratio
+
+
+def test_the_first_dense_step_pays_what_is_owed():
+    (mine, got, ratio), (others, same, _) = run_ranks(sums, 2)
+    assert ratio == 1
+    assert torch.equal(got, same)
+    torch.testing.assert_close(got, (mine + others) / 2, atol=1e-5, rtol=1e-5)
+
+
+def test_only_where_no_owner_has_debts():
+    with pytest.raises(ValueError, match="never_slower goes with topology 'allgather', where no owner has debts of its own; got 'sharded'"):
+        DeepReduceState(SPEC, topology="sharded", never_slower=True)
