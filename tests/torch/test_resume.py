@@ -4,6 +4,7 @@ import io
 import os
 import signal
 from datetime import timedelta
+from itertools import pairwise
 
 import pytest
 import torch
@@ -102,6 +103,37 @@ def test_an_overflow_on_one_rank_is_skipped_on_all(spec, topology):
         assert residual_is_finite
         assert bool(torch.isfinite(parameters).all())
         assert torch.equal(parameters, results[0][1])
+
+
+def half_precision(rank):
+    """Training in float16 under a loss scale that is far too large at first; for every step the scale, and whether it was skipped."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**26, growth_interval=1000)
+    state = DeepReduceState(SPEC, small_tensor_numel=16, scaler=scaler)
+    model = hooked(state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for step in range(20):
+        inputs, targets = batch(rank, step)
+        before = flat(model)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        found.append((scaler.get_scale(), torch.equal(before, flat(model))))
+    return found, flat(model)
+
+
+def test_float16_overflows_until_the_scale_fits_and_then_trains():
+    (steps, parameters), (others, same) = run_ranks(half_precision, 2)
+    assert steps == others
+    scales = [2.0**26, *(scale for scale, _ in steps)]
+    assert [was_skipped for _, was_skipped in steps] == [after < before for before, after in pairwise(scales)]
+    assert steps[0][1]
+    assert sum(not was_skipped for _, was_skipped in steps) >= 5
+    assert torch.equal(parameters, same)
+    assert bool(torch.isfinite(parameters).all())
 
 
 def test_the_residual_follows_the_loss_scale():

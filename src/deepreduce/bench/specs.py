@@ -14,7 +14,7 @@ FIGURE_10 = {
     "Fit-DExp": "topr:0.01/raw/fitdexp",
     "BF-P2 + QSGD": "topr:0.01/bloom:p2,fpr=0.001/qsgd",
     "BF-P2 + Fit-Poly": "topr:0.01/bloom:p2,fpr=0.001/fitpoly",
-    "SKCompress": "topr:0.01/deltahuffman/sketch:huffman=true",
+    "SKCompress": "topr:0.01/deltahuffman/sketch:7,huffman=true",
 }
 """Name in the paper: spec, all on the top 1%."""
 
