@@ -1,7 +1,7 @@
 """Data-parallel training with compressed gradients.
 
 torchrun --nproc-per-node 2 examples/ddp.py
-torchrun --nproc-per-node 2 examples/ddp.py --spec dense        # the same bytes as plain DDP
+torchrun --nproc-per-node 2 examples/ddp.py --spec dense        # no compression: the parameters of plain DDP
 """
 
 import argparse

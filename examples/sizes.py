@@ -7,7 +7,15 @@ from rich.table import Table
 import deepreduce as dr
 from deepreduce.data import load
 
-SPECS = ["dense", "topr:0.01/raw/raw", "topr:0.01/bitmap/raw", "topr:0.01/raw/fp16", "topr:0.01/bitmap/bf16", "randomr:0.01/seeded/fp16"]
+SPECS = [
+    "dense",
+    "topr:0.01/raw/raw",
+    "topr:0.01/bloom:p2,fpr=0.001/fitpoly",
+    "skcompress",
+    "topr:0.01/rice/qsgd",
+    "topr:0.01/auto/qsgd",
+    "randomr:0.01/seeded/qsgd",
+]
 
 
 def main() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .container import Record
+from .errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,8 +54,8 @@ class ParameterStats:
 class StepStats:
     """One step of this rank.
 
-    `message_bytes` is what it encoded, headers included; `sent_bytes` is what it put on the network to get it to the others. Encoding,
-    exchange and decoding run beside the backward pass: their seconds are not all waited for.
+    `message_bytes` is what it encoded of its own gradients, headers included; `sent_bytes` is what it put on the network to get it to the
+    others. Encoding, exchange and decoding run beside the backward pass: their seconds are not all waited for.
     """
 
     step: int
@@ -129,9 +131,12 @@ class Stats:
     """
 
     def __init__(self, history: int) -> None:
+        if history < 1:
+            raise ConfigError(f"history is a number of steps, at least 1; got {history}")
         self.steps: deque[StepStats] = deque(maxlen=history)
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
         self._open = StepStats(step=-1)
+        self._lock = threading.Lock()
 
     @property
     def last(self) -> StepStats:
@@ -139,15 +144,16 @@ class Stats:
         return self.steps[-1] if self.steps else StepStats(step=-1)
 
     def add(self, bucket: StepStats, last: bool = True) -> None:
-        """One bucket of a step is done; with the last one, the step is."""
-        if self._open.step != bucket.step:
-            self._open = StepStats(bucket.step)
-        self._open.merge(bucket)
-        self.sent_bytes += bucket.sent_bytes
-        self.message_bytes += bucket.message_bytes
-        self.dense_bytes += bucket.dense_bytes
-        if last:
-            self.steps.append(self._open)
+        """One bucket of a step is done; with the last one, the step is listed. From any thread: buckets of an allreduce end on several."""
+        with self._lock:
+            if self._open.step != bucket.step:
+                self._open = StepStats(bucket.step)
+            self._open.merge(bucket)
+            self.sent_bytes += bucket.sent_bytes
+            self.message_bytes += bucket.message_bytes
+            self.dense_bytes += bucket.dense_bytes
+            if last:
+                self.steps.append(self._open)
 
     def table(self, rows: int = 20) -> Table:
         """The latest step as a table for `rich.print`: the parameters that cost most, and the total."""

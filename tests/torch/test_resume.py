@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from deepreduce.torch import DeepReduceState, allreduce_
 from deepreduce.torch.link import Link
@@ -264,3 +265,16 @@ def test_ranks_with_different_specs_are_told():
 def test_an_error_names_the_parameter():
     with pytest.raises(ValueError, match=r"layer.weight.*int32"):
         allreduce_(torch.ones(2000, dtype=torch.int32), DeepReduceState("dense"), names=["layer.weight"])
+
+
+def failing_beside_others(rank):
+    """Several buckets are under way when the first one fails; what the user sends next is not mixed with them."""
+    with pytest.raises(RuntimeError):
+        failing(rank)
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    return total.tolist()
+
+
+def test_after_a_failure_the_groups_of_the_user_are_left_alone():
+    assert run_ranks(failing_beside_others, 2) == [[2.0, 2.0, 2.0]] * 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepreduce import parse
-from deepreduce.torch import DeepReduceState, allreduce_, reference
+from deepreduce.torch import DeepReduceState, TorchMemory, allreduce_, reference
 
 from .ranks import run_ranks
 from .tasks import flat, hooked, train
@@ -49,24 +49,43 @@ def test_the_faster_way_is_kept_on_all_ranks(slow_network):
     assert torch.equal(parameters, same)
 
 
-def sums(rank):
+def sums(rank, overflow_step):
     state = DeepReduceState(SPEC, never_slower=True, small_tensor_numel=16)
     given, got = torch.zeros(4000), torch.zeros(4000)
     for step in range(10):
         gradient = torch.randn(4000, generator=torch.Generator().manual_seed(100 * step + rank))
+        if step == overflow_step:
+            gradient *= float("inf") if rank == 1 else 1.0
+            allreduce_(gradient, state)
+            assert not bool(torch.isfinite(gradient).all())
+            continue
         given += gradient
         allreduce_(gradient, state)
         got += gradient
     return given, got, state.stats().last.ratio
 
 
-def test_the_first_dense_step_pays_what_is_owed():
-    (mine, got, ratio), (others, same, _) = run_ranks(sums, 2)
+@pytest.mark.parametrize("overflow_step", [None, 8])
+def test_the_first_dense_step_that_is_not_lost_pays_what_is_owed(overflow_step):
+    (mine, got, ratio), (others, same, _) = run_ranks(sums, 2, overflow_step)
     assert ratio == 1
     assert torch.equal(got, same)
     torch.testing.assert_close(got, (mine + others) / 2, atol=1e-5, rtol=1e-5)
 
 
+def test_an_unused_parameter_keeps_what_it_is_owed():
+    state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0)
+    allreduce_(torch.tensor([3.0, 2.0]), state)
+    unused = torch.zeros(2)
+    assert state.pay(["tensor 0"], [unused]) == []
+    assert unused.tolist() == [0, 0]
+
+
 def test_only_where_no_owner_has_debts():
     with pytest.raises(ValueError, match="never_slower goes with topology 'allgather', where no owner has debts of its own; got 'sharded'"):
         DeepReduceState(SPEC, topology="sharded", never_slower=True)
+
+
+def test_momentum_is_for_compressed_steps():
+    with pytest.raises(ValueError, match=r"momentum .* got momentum 0.9"):
+        DeepReduceState(SPEC, memory=TorchMemory(momentum=0.9), never_slower=True)

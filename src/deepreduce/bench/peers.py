@@ -41,18 +41,24 @@ def measure_peers(name: str, gradient: Gradient, repeat: int = 5) -> list[Row]:
     >>> "zlib" in [row.method for row in rows]
     True
     """
-    flat = np.concatenate([tensor.reshape(-1) for tensor in _tensors(gradient)])
+    tensors = [tensor for tensor in _tensors(gradient) if tensor.size]
+    if not tensors:
+        return []
     with _one_thread():
-        return [_row(name, flat, trial, repeat) for trial in _trials(gradient, flat)]
+        return [_row(name, tensors, trial, repeat) for trial in _trials(tensors)]
 
 
-def _trials(gradient: Gradient, flat: Values) -> Iterator[Trial]:
-    yield _zlib(flat)
-    yield _pcodec(flat)
+def _trials(tensors: list[Values]) -> Iterator[Trial]:
+    yield _zlib(tensors)
+    yield _pcodec(tensors)
     if find_spec("torch") is not None:
-        yield _torch_topk(gradient)
-        yield _fp16_hook(flat)
-        yield _powersgd_hook([tensor.shape for tensor in _tensors(gradient)], flat)
+        yield _torch_topk(tensors)
+        yield _fp16_hook(tensors)
+        yield _powersgd_hook(tensors)
+
+
+def _flat(tensors: list[Values], dtype: Any) -> Values:
+    return np.concatenate([tensor.reshape(-1).astype(dtype, copy=False) for tensor in tensors])
 
 
 @contextmanager
@@ -71,8 +77,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _row(name: str, flat: Values, trial: Trial, repeat: int) -> Row:
-    dense = flat.astype(np.float64)
+def _row(name: str, tensors: list[Values], trial: Trial, repeat: int) -> Row:
+    dense = _flat(tensors, np.float64)
     error = float("nan")
     if trial.received is not None:
         norm = float(np.linalg.norm(dense))
@@ -83,9 +89,9 @@ def _row(name: str, flat: Values, trial: Trial, repeat: int) -> Row:
         spec=trial.note,
         used=trial.note,
         kind="peer",
-        numel=flat.size,
+        numel=dense.size,
         nnz=trial.nnz,
-        dense_bytes=flat.nbytes,
+        dense_bytes=sum(tensor.nbytes for tensor in tensors),
         nbytes=trial.index_bytes + trial.value_bytes,
         header_bytes=0,
         index_bytes=trial.index_bytes,
@@ -100,40 +106,43 @@ def _row(name: str, flat: Values, trial: Trial, repeat: int) -> Row:
     )
 
 
-def _zlib(flat: Values) -> Trial:
-    raw = flat.tobytes()
+def _zlib(tensors: list[Values]) -> Trial:
+    raw = b"".join(tensor.tobytes() for tensor in tensors)
     packed = zlib.compress(raw)
-    received = np.frombuffer(zlib.decompress(packed), flat.dtype)
-    _same(flat, received, "zlib")
-    return Trial(
-        "zlib", "all elements, lossless", 0, len(packed), flat.size, received, lambda: zlib.compress(raw), lambda: zlib.decompress(packed)
-    )
+    if zlib.decompress(packed) != raw:
+        raise RoundTripError("zlib did not give back the gradient")
+    exact = _flat(tensors, np.float64)
+    note = "all elements, lossless"
+    return Trial("zlib", note, 0, len(packed), exact.size, exact, lambda: zlib.compress(raw), lambda: zlib.decompress(packed))
 
 
-def _pcodec(flat: Values) -> Trial:
+def _pcodec(tensors: list[Values]) -> Trial:
     from pcodec import ChunkConfig, standalone
 
-    values = flat if flat.dtype.name in ("float16", "float32", "float64") else flat.astype(np.float32)
+    dtypes = {tensor.dtype for tensor in tensors}
+    native = len(dtypes) == 1 and tensors[0].dtype.name in ("float16", "float32", "float64")
+    values = _flat(tensors, tensors[0].dtype if native else np.float32)
     packed = standalone.simple_compress(values, ChunkConfig())
     received = standalone.simple_decompress(packed)
-    _same(values, received, "pcodec")
+    if values.tobytes() != received.tobytes():
+        raise RoundTripError("pcodec did not give back the gradient")
     return Trial(
         "pcodec",
-        "all elements, lossless",
+        "all elements, lossless" if native else "all elements as float32",
         0,
         len(packed),
-        flat.size,
+        values.size,
         received,
         lambda: standalone.simple_compress(values, ChunkConfig()),
         lambda: standalone.simple_decompress(packed),
     )
 
 
-def _torch_topk(gradient: Gradient) -> Trial:
-    """The usual way, tensor by tensor: 64-bit indices as torch gives them, and the values."""
+def _torch_topk(gradient: list[Values]) -> Trial:
+    """The usual way, tensor by tensor: 64-bit indices as torch gives them, and the values in their dtype."""
     import torch
 
-    tensors = [torch.from_numpy(tensor.reshape(-1).astype(np.float32)) for tensor in _tensors(gradient)]
+    tensors = [torch.from_numpy(tensor.reshape(-1).astype(np.float32)) for tensor in gradient]
 
     def encode() -> Any:
         positions = [torch.topk(tensor.abs(), count_of(_KEPT, tensor.numel()), sorted=False).indices for tensor in tensors]
@@ -143,26 +152,26 @@ def _torch_topk(gradient: Gradient) -> Trial:
         return [torch.zeros_like(tensor).index_copy_(0, *kept) for tensor, kept in zip(tensors, sent, strict=True)]
 
     sent = encode()
-    kept = sum(values.numel() for _, values in sent)
+    counts = [values.numel() for _, values in sent]
+    value_bytes = sum(count * tensor.itemsize for count, tensor in zip(counts, gradient, strict=True))
     received = torch.cat(decode()).numpy()
-    return Trial("torch.topk", f"top {_KEPT:.0%} with int64 indices", 8 * kept, 4 * kept, kept, received, encode, decode)
+    return Trial("torch.topk", f"top {_KEPT:.0%} with int64 indices", 8 * sum(counts), value_bytes, sum(counts), received, encode, decode)
 
 
-def _fp16_hook(flat: Values) -> Trial:
+def _fp16_hook(tensors: list[Values]) -> Trial:
     """PyTorch's fp16_compress_hook: every element as a half."""
     import torch
 
-    tensor = torch.from_numpy(flat.astype(np.float32))
-    halves = tensor.half()
+    flat = torch.from_numpy(_flat(tensors, np.float32))
+    halves = flat.half()
     received = halves.float().numpy()
-    return Trial("fp16 hook", "all elements as halves", 0, 2 * flat.size, flat.size, received, tensor.half, halves.float)
+    return Trial("fp16 hook", "all elements as halves", 0, 2 * flat.numel(), flat.numel(), received, flat.half, halves.float)
 
 
-def _powersgd_hook(shapes: list[tuple[int, ...]], flat: Values) -> Trial:
+def _powersgd_hook(tensors: list[Values]) -> Trial:
     """The elements that PyTorch's PowerSGD sends: two low-rank factors of each matrix that this makes smaller by half at least."""
-    elements = sum(_low_rank_elements(shape) for shape in shapes)
-    note = f"rank {_LOW_RANK}: volume only"
-    return Trial("PowerSGD hook", note, 0, elements * flat.dtype.itemsize, flat.size)
+    value_bytes = sum(_low_rank_elements(tensor.shape) * tensor.itemsize for tensor in tensors)
+    return Trial("PowerSGD hook", f"rank {_LOW_RANK}: volume only", 0, value_bytes, sum(tensor.size for tensor in tensors))
 
 
 def _low_rank_elements(shape: tuple[int, ...]) -> int:
@@ -175,8 +184,3 @@ def _low_rank_elements(shape: tuple[int, ...]) -> int:
 
 def _tensors(gradient: Gradient) -> list[Values]:
     return list(gradient.values()) if isinstance(gradient, Mapping) else [gradient]
-
-
-def _same(sent: Values, received: Values, who: str) -> None:
-    if sent.tobytes() != received.tobytes():
-        raise RoundTripError(f"{who} did not give back the gradient")

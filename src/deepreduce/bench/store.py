@@ -6,10 +6,10 @@ import csv
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ..report.plain import plain
 from .measure import Row
 
 _DERIVED = ("relative_volume", "encode_mb_per_second", "decode_mb_per_second")
@@ -23,8 +23,8 @@ def as_record(row: Row) -> dict[str, Any]:
     >>> as_record(measure("ones", np.ones(64, np.float32), "dense", repeat=1))["bits_per_value"]
     32.0
     """
-    columns = dataclasses.asdict(row) | {name: getattr(row, name) for name in _DERIVED}
-    return {name: None if isinstance(value, float) and not isfinite(value) else value for name, value in columns.items()}
+    record: dict[str, Any] = plain(dataclasses.asdict(row) | {name: getattr(row, name) for name in _DERIVED})
+    return record
 
 
 def write_json(path: Path, rows: Sequence[Row], origin: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..pipeline import parse
 from . import files, output
+from .arguments import positive
 
 if TYPE_CHECKING:
     from ..bench.measure import Gradient, Row
@@ -29,7 +30,7 @@ def add(commands: Any) -> None:
     )
     bench.add_argument("--gradient", action="append", type=Path, metavar="FILE", help=".npy or .npz file (may be repeated)")
     bench.add_argument("--codec", action="append", metavar="SPEC", help="spec or preset (may be repeated)")
-    bench.add_argument("--repeat", type=_at_least_one, default=5, metavar="N", help="timed runs, of which the best counts (default 5)")
+    bench.add_argument("--repeat", type=positive, default=5, metavar="N", help="timed runs, of which the best counts (default 5)")
     bench.add_argument("--no-peers", action="store_true", help="leave out torch.topk, pcodec, zlib and PyTorch's own hooks")
     bench.add_argument("--report", type=Path, required=True, metavar="DIR", help="where bench.csv, bench.json and report.html go")
     bench.set_defaults(run=run_bench)
@@ -104,10 +105,3 @@ def _print(rows: list[Row]) -> None:
             error = "–" if np.isnan(row.relative_error) else f"{row.relative_error:.4f}"
             table.add_row(row.method, *numbers, error, in_seconds(row.encode_seconds), in_seconds(row.decode_seconds))
         console.print(table, "")
-
-
-def _at_least_one(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"at least 1, got {count}")
-    return count

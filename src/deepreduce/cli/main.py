@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import ConfigError, DeepReduceError, FormatError
-from . import benching, files, show, training, transcode, warm
+from . import benching, show, training, transcode, warm
 
 OK, FAILED, USAGE, BAD_MESSAGE = 0, 1, 2, 3
 
@@ -39,11 +39,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; problems are told in one line on stderr, never as a traceback."""
+    """Run one command; problems are told on stderr, in one line but for the traceback of a worker."""
     args = parser().parse_args(arguments)
     try:
         args.run(args)
-    except (DeepReduceError, files.FileError) as error:
+    except DeepReduceError as error:
         print(f"deepreduce: {error}", file=sys.stderr)
         if isinstance(error, ConfigError):
             return USAGE

@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from .. import registry
 from ..anatomy import MessageInfo, TensorInfo, inspect
 from ..presets import TABLE_3
-from . import files
+from . import files, output
 
 
 def add(commands: Any) -> None:
@@ -47,7 +46,7 @@ def run_inspect(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(as_json(info), indent=2))
         return
-    console = _console()
+    console = output.console()
     console.print(_anatomy_table(info))
     console.print(f"\ncodecs: {', '.join(_specs(info))}")
     ratio = f"{info.dense_bytes / info.nbytes:.1f} times smaller than" if info.dense_bytes else "of"
@@ -93,7 +92,7 @@ def _numbers(tensor: TensorInfo) -> list[str]:
 
 def run_codecs(args: argparse.Namespace) -> None:
     """Print the registry."""
-    console = _console()
+    console = output.console()
     for stage in registry.STAGES:
         table = _titled(f"{stage.title}s")
         for column in ("name", "parameters", "what it does"):
@@ -118,9 +117,3 @@ def _summary(codec: type[Any]) -> str:
     """The first sentence of the docstring, without the name it begins with."""
     first = (introspection.getdoc(codec) or "").split("\n")[0]
     return first.partition("`: ")[2] or first
-
-
-def _console() -> Console:
-    """Tables as wide as the terminal; wide enough to keep every row on one line where the output is no terminal."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)

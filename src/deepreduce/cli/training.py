@@ -8,19 +8,20 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..errors import ConfigError
 from ..pipeline import parse
 from . import files, output
+from .arguments import natural, positive
+from .live import Live
 
 if TYPE_CHECKING:
-    from ..train.contract import Event, Plan, Record
+    from ..train.contract import Plan
     from ..train.outcome import Outcome
 
 _INTERRUPTED = 130  # as shells say it: 128 + SIGINT
+_TOPOLOGIES = ("allgather", "server", "sharded")
 DEMO_CODECS = ("topr:0.01/rice/qsgd", "topr:0.01/rice/fitpoly", "topr:0.01/bloom:p2,fpr=0.001/qsgd")
 
 
@@ -38,19 +39,19 @@ def add(commands: Any) -> None:
     )
     train.add_argument("--task", default="digits", metavar="TASK", help="digits (default), cifar10 or ml1m")
     train.add_argument("--model", metavar="NAME", help="mlp or cnn for digits, resnet20 or densenet40 for cifar10, neumf for ml1m")
-    train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default), tensorflow or jax (digits only)")
-    train.add_argument("--workers", type=_positive, default=2, metavar="N", help="processes (default 2)")
+    train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default); tensorflow or jax for digits over allgather")
+    train.add_argument("--workers", type=positive, default=2, metavar="N", help="processes (default 2)")
     train.add_argument("--codec", action="append", default=[], metavar="SPEC", help="spec or preset (may be repeated)")
-    train.add_argument("--topology", default="allgather", metavar="NAME", help="allgather (default), server or sharded")
+    train.add_argument("--topology", default="allgather", choices=_TOPOLOGIES, help="who sends what to whom (default allgather)")
     train.add_argument("--memory", default="residual", choices=("residual", "none"), help="error feedback (default residual)")
-    train.add_argument("--small", type=int, default=1024, metavar="N", help="tensors below N elements go dense (default 1024)")
+    train.add_argument("--small", type=natural, default=1024, metavar="N", help="tensors below N elements go dense (default 1024)")
     train.add_argument("--link", metavar="RATE", help="put every worker on its own shaped link, such as 100mbit (Linux, root)")
-    train.add_argument("--epochs", type=_positive, metavar="N", help="passes over the data (default: by task)")
-    train.add_argument("--steps", type=_positive, metavar="N", help="steps, in place of epochs")
-    train.add_argument("--batch", type=_positive, metavar="N", help="examples a worker takes in a step (default: by task)")
+    train.add_argument("--epochs", type=positive, metavar="N", help="passes over the data (default: by task)")
+    train.add_argument("--steps", type=positive, metavar="N", help="steps, in place of epochs")
+    train.add_argument("--batch", type=positive, metavar="N", help="examples a worker takes in a step (default: by task)")
     train.add_argument("--learning-rate", type=float, metavar="X", help="default: by task")
-    train.add_argument("--negatives", type=_positive, default=99, metavar="N", help="ml1m: items the true one is ranked among (99 or 999)")
-    train.add_argument("--seed", type=int, default=0, help="of the weights, the order of the data and the codecs (default 0)")
+    train.add_argument("--negatives", type=positive, default=99, metavar="N", help="ml1m: items the true one is ranked among (99 or 999)")
+    train.add_argument("--seed", type=natural, default=0, help="of the weights, the order of the data and the codecs (default 0)")
     train.add_argument("--data", type=Path, metavar="DIR", help="where the official files of cifar10 or ml1m are")
     train.add_argument("--no-dense", action="store_true", help="leave out the dense run")
     _add_results(train)
@@ -95,6 +96,8 @@ def _plan(args: argparse.Namespace) -> Plan:
     if model not in task.models:
         raise ConfigError(f"task {task.name!r} has the models {', '.join(task.models)}, got {model!r}")
     worker_module(args.framework)
+    if args.framework != "torch" and (task.name, args.topology) != ("digits", "allgather"):
+        raise ConfigError(f"{args.framework} trains digits over allgather, got --task {task.name} --topology {args.topology}")
     for spec in args.codec:
         parse(spec)
     if args.link:
@@ -112,7 +115,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         steps=args.steps,
         epochs=args.epochs or task.epochs,
         evaluations=task.evaluations,
-        learning_rate=args.learning_rate or task.learning_rate,
+        learning_rate=task.learning_rate if args.learning_rate is None else args.learning_rate,
         topology=args.topology,
         memory=args.memory,
         small=args.small,
@@ -130,7 +133,7 @@ def _conduct(plan: Plan, json_path: Path | None, report: Path | None) -> None:
     from ..train.outcome import Outcome
 
     folder = output.make_folder(report) if report else None
-    outcome = Outcome(plan, provenance())
+    outcome = Outcome(plan, provenance(), one_machine=not joins_others())
     if joins_others():
         _join(plan, outcome)
         if os.environ["RANK"] != "0":
@@ -198,75 +201,3 @@ def _table(outcome: Outcome) -> Table:
     for row in outcome.rows():
         table.add_row(*row)
     return table
-
-
-class Live:
-    """Shows how far the workers are: moving bars in a terminal, a line a run elsewhere."""
-
-    def __init__(self, plan: Plan, outcome: Outcome, quiet: bool = False) -> None:
-        self._plan, self._outcome = plan, outcome
-        self._console = Console(stderr=True, quiet=quiet, highlight=False)
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeElapsedColumn(),
-        )
-        self._progress = Progress(*columns, TimeElapsedColumn(), console=self._console, disable=quiet or not self._console.is_terminal)
-        self._bars: dict[str, Any] = {}
-        self._quality: dict[str, float] = {}
-        self._steps = 0
-
-    def __enter__(self) -> Live:
-        self._console.print(f"starting {self._plan.workers} workers; the first run with a codec compiles its kernels")
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._progress.stop()
-
-    def listen(self, event: Event) -> None:
-        """Take one event of the workers."""
-        from ..train.contract import Record
-
-        handlers = {"ready": self._ready, "step": self._step, "evaluation": self._evaluation}
-        if event["event"] == "run":
-            self._ran(Record(**event["record"]))
-        else:
-            handlers[event["event"]](event)
-
-    def _ready(self, event: Event) -> None:
-        self._steps = event["steps"]
-        self._console.print(
-            f"{self._plan.model}: {event['parameters']:,} parameters, {self._steps:,} steps, {event['steps_per_epoch']:,} an epoch"
-        )
-
-    def _bar(self, spec: str) -> Any:
-        if spec not in self._bars:
-            self._bars[spec] = self._progress.add_task(spec, total=self._steps, note="")
-        return self._bars[spec]
-
-    def _step(self, event: Event) -> None:
-        quality = self._quality.get(event["spec"])
-        note = f"loss {event['loss']:.3f}" + (f", {quality:.1%}" if quality is not None else "")
-        self._progress.update(self._bar(event["spec"]), completed=event["step"], note=note)
-
-    def _evaluation(self, event: Event) -> None:
-        self._quality[event["spec"]] = event["quality"]
-        self._progress.update(self._bar(event["spec"]), completed=event["step"])
-
-    def _ran(self, record: Record) -> None:
-        self._outcome.records.append(record)
-        self._progress.update(self._bar(record.spec), completed=record.steps, note=f"{record.metric} {record.quality:.1%}")
-        if not self._console.is_terminal:
-            self._console.print(
-                f"{record.spec}: {record.metric} {record.quality:.1%} after {record.steps:,} steps in {record.seconds['total']:.1f} s"
-            )
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"at least 1, got {number}")
-    return number

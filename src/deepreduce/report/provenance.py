@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("deepreduce", "numpy", "numba", "pcodec", "torch", "tensorflow-cpu", "jax", "scikit-learn")
+_PACKAGES = ("deepreduce", "numpy", "numba", "ml_dtypes", "pcodec", "torch", "tensorflow", "tensorflow-cpu", "jax", "optax", "scikit-learn")
 
 
 def provenance() -> dict[str, Any]:
@@ -23,9 +23,10 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of the tree this package lies in, with a plus sign where files were changed."""
+    """The commit of the tree this package is part of, with a plus sign where files were changed; None for an installed package."""
     folder = Path(__file__).parent
     try:
+        _git(folder, "ls-files", "--error-unmatch", Path(__file__).name)  # an environment may lie inside a repository of the user
         head = _git(folder, "rev-parse", "--short=12", "HEAD")
         return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):

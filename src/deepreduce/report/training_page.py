@@ -20,7 +20,8 @@ def training_page(outcome: Outcome) -> str:
     """The whole page."""
     plan, records = outcome.plan, outcome.records
     metric = records[0].metric
-    where = f"links of {plan.link}" if plan.link else "one machine, links not shaped"
+    machines = "one machine, links not shaped" if outcome.one_machine else "machines of their own"
+    where = f"links of {plan.link}" if plan.link else machines
     lead = (
         f"{plan.model} on {plan.task}: {records[0].parameters:,} parameters, {plan.workers} workers on {where}, "
         f"{records[0].steps:,} steps of {plan.batch} examples a worker, topology {plan.topology}, seed {plan.seed}. All runs start from "

@@ -25,6 +25,9 @@ def allreduce_(tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduce
     labels = [f"tensor {place}" for place in range(len(listed))] if names is None else list(names)
     if len(labels) != len(listed):
         raise InputError(f"{len(listed)} tensors, but {len(labels)} names")
+    for label, tensor in zip(labels, listed, strict=True):
+        if not isinstance(tensor, torch.Tensor):
+            raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
     if state.compresses():
         state.reduce(labels, listed).result()
     else:

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..sparse import SparseTensor
 from .convert import to_numpy
 from .memory import TorchMemory
-from .sums import combined, wide_dtype, widened
+from .sums import combined, narrow, wide_dtype, widened
 from .units import Content
 
 
@@ -48,10 +48,18 @@ class Feedback:
         else:
             self.memory.remember(name, compensated, sent)
 
+    def owes(self, name: str) -> bool:
+        """Whether something is owed to a dense gradient."""
+        return self.memory is not None and self.memory.owes(name)
+
     def pay(self, name: str, gradient: torch.Tensor) -> None:
-        """Add what is owed to a gradient that is sent whole, in place, and forget it."""
-        if self.memory is not None and gradient.layout == torch.strided:
-            self.memory.pay(name, gradient)
+        """Add what is owed to a dense gradient that is sent whole, in place. To `forget` when it has arrived."""
+        gradient.copy_(narrow(self.compensate(name, gradient), gradient.dtype))  # type: ignore[arg-type]
+
+    def forget(self, name: str) -> None:
+        """What was owed has been paid."""
+        if self.memory is not None:
+            self.memory.forget(name)
 
     def _compensate_sparse(self, name: str, gradient: SparseTensor) -> SparseTensor:
         wide = SparseTensor(gradient.indices, widened(gradient.values), gradient.shape)
@@ -67,8 +75,7 @@ class Feedback:
         factor, self._scale = scale / self._scale, scale
         if factor == 1.0 or self.memory is None:
             return
-        held = self.memory.state_dict()
-        self.memory.load_state_dict({key: {name: tensor * factor for name, tensor in table.items()} for key, table in held.items()})
+        self.memory.scale_(factor)
         self._sparse = {
             name: SparseTensor(owed.indices, owed.values * owed.dtype.type(factor), owed.shape) for name, owed in self._sparse.items()
         }
@@ -86,8 +93,8 @@ class Feedback:
         """Go on from a checkpoint."""
         if set(state) != {"dense", "sparse", "scale"}:
             raise InputError(f"a feedback state has the keys dense, sparse and scale, got {sorted(state)}")
-        if self.memory is not None and state["dense"]:
-            self.memory.load_state_dict(state["dense"])
+        if self.memory is not None:
+            self.memory.load_state_dict(state["dense"] or {"residuals": {}, "velocities": {}})
         self._scale = float(state["scale"])
         self._sparse = {
             name: SparseTensor(to_numpy(owed["indices"]), to_numpy(owed["values"]), tuple(owed["shape"]))

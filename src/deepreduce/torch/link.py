@@ -257,11 +257,16 @@ class Link:
                 moves.append((dist.isend, torch.from_numpy(_padded(outgoing[peer], len(outgoing[peer]))), peer))
             if incoming[peer].size:
                 moves.append((dist.irecv, torch.from_numpy(incoming[peer]), peer))
-        self._run(ticket, _move_all, moves)
+        if moves:
+            self._run(ticket, _move_all, moves)
         self.sent_bytes += sum(map(len, outgoing)) - len(outgoing[self.rank])
         return incoming
 
     def _run(self, ticket: Ticket, collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+        where = f"rank {self.rank} could not exchange {ticket.what} in step {ticket.step}"
+        if self.group is None:  # torch would take the default group, and mix our messages with what the user sends there
+            self._raise_own_failure()
+            raise PeerError(f"{where}: it hung up after an earlier failure")
         problem = None
         try:
             collective(*arguments, group=self.group, **options)
@@ -270,7 +275,6 @@ class Link:
         if problem is not None:
             self._raise_own_failure()
             # Raised here, as the traceback of `error` would hold the group, and so keep it open after `close`.
-            where = f"rank {self.rank} could not exchange {ticket.what} in step {ticket.step}"
             raise PeerError(f"{where}: a peer failed, is gone or is too slow ({problem})")
 
 

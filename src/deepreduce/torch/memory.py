@@ -18,6 +18,9 @@ from .source import add_sparse_, numpy_dtype
 class TorchMemory:
     """`deepreduce.ResidualMemory` for tensors: the same results to the bit, and nothing of the gradient's size leaves its device.
 
+    `decay` is how much of the residual is carried over. `momentum` corrects for the delay as in DGC: it is accumulated before the
+    selection, so the optimizer should then have none. Two tensors of a gradient's size are held for each.
+
     >>> memory = TorchMemory()
     >>> first = memory.compensate("w", torch.tensor([3.0, 2.0]))
     >>> memory.update("w", first, sent=SparseTensor([0], np.float32([3]), (2,)))
@@ -67,12 +70,20 @@ class TorchMemory:
         self._residuals[name] = compensated
         add_sparse_(compensated.view(-1), sent, alpha=-1)
 
-    def pay(self, name: str, gradient: torch.Tensor) -> None:
-        """Add what is owed to a gradient that is sent whole, in place, and forget it; a gradient with NaN or Inf in it is lost anyhow."""
-        if name in self._residuals and _all_finite(gradient):
-            gradient.add_(self._owed(self._residuals, name, gradient.to(self._residuals[name].dtype), self.decay))
-            self._velocities.pop(name, None)
+    def owes(self, name: str) -> bool:
+        """Whether there is a residual of this name."""
+        return name in self._residuals
+
+    def forget(self, name: str) -> None:
+        """Nothing is owed any more."""
+        if name in self._residuals:
             self._spare[name] = self._residuals.pop(name)
+
+    def scale_(self, factor: float) -> None:
+        """Multiply all that is remembered, in place."""
+        for table in (self._residuals, self._velocities):
+            for held in table.values():
+                held.mul_(factor)
 
     def _owed(self, table: dict[str, torch.Tensor], name: str, like: torch.Tensor, factor: float) -> torch.Tensor | float:
         held = table.get(name)

@@ -20,17 +20,29 @@ def all_reduce(
     state: DeepReduceState, buffer: torch.Tensor, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool
 ) -> Future[torch.Tensor]:
     """The mean over all ranks by the group's own allreduce, as the hook that comes with torch does it, with all that is still owed."""
-    state.pay(names, gradients)
-    size = dist.get_world_size(state.process_group)
+    owed = state.pay(names, gradients)
     start, step = time.perf_counter(), state.step
     state.step += 1 if last else 0
-    work = dist.all_reduce(buffer.div_(size), group=state.process_group, async_op=True)
+    size, summed = _all_reduced(buffer, state.process_group)
 
     def count(reduced: Future[list[torch.Tensor]]) -> torch.Tensor:
         dense_bytes = buffer.numel() * buffer.element_size()
         ring_bytes = 2 * (size - 1) * dense_bytes // size
         state.stats().add(StepStats(step, dense_bytes, dense_bytes, ring_bytes, exchange_seconds=time.perf_counter() - start), last)
-        return reduced.value()[0]
+        mean = reduced.value()[0]
+        if owed and bool(torch.isfinite(mean).all()):  # a step with NaN or Inf in it is skipped
+            state.paid(owed)
+        return mean
 
-    reduced: Future[torch.Tensor] = work.get_future().then(count)
+    reduced: Future[torch.Tensor] = summed.then(count)
     return reduced
+
+
+def _all_reduced(buffer: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int, Future[list[torch.Tensor]]]:
+    """The number of ranks, and their mean when it is there."""
+    if not dist.is_initialized():
+        alone: Future[list[torch.Tensor]] = Future()
+        alone.set_result([buffer])
+        return 1, alone
+    size = dist.get_world_size(group)
+    return size, dist.all_reduce(buffer.div_(size), group=group, async_op=True).get_future()

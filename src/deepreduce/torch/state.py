@@ -71,7 +71,7 @@ class DeepReduceState:
     - `process_group`: who takes part; default all ranks. A group of its own is made of its members at the first step.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`; ``"dense"`` is a plain allreduce.
     - `memory`: ``"residual"`` for error feedback, ``"none"``, or a `TorchMemory` with decay and momentum.
-    - `small_tensor_numel`: smaller tensors travel as they are.
+    - `small_tensor_numel`: smaller tensors travel as they are. (An object with `choose` decides that itself.)
     - `per`: where top-r is taken, in each ``"parameter"`` or over a whole ``"bucket"``.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
@@ -121,6 +121,8 @@ class DeepReduceState:
         self._stats = Stats(history)
         if never_slower and not isinstance(self.topology, AllGather):
             raise ConfigError(f"never_slower goes with topology 'allgather', where no owner has debts of its own; got {topology!r}")
+        if isinstance(memory, TorchMemory) and memory.momentum and (never_slower or self.topology is None):
+            raise ConfigError(f"momentum belongs to what is sent compressed, and is lost in dense steps; got momentum {memory.momentum}")
         self._trial = Trial() if never_slower else None
         self._asked_step, self._compresses = -1, self.topology is not None
 
@@ -166,12 +168,21 @@ class DeepReduceState:
         everyone = self.link.all_gather(np.array(numbers).tobytes(), ticket)
         return [float(most) for most in np.max([message.view(np.float64) for message in everyone], axis=0)]
 
-    def pay(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
-        """Add what is owed to gradients that travel whole."""
+    def pay(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> list[str]:
+        """Add what is owed to gradients that travel whole; the names of those where something was."""
         if self._scaler is not None:
             self._feedback.rescale(self._scaler.get_scale())
-        for name, gradient in zip(names, gradients, strict=True):
+        owing = [
+            (name, gradient) for name, gradient in zip(names, gradients, strict=True) if self._feedback.owes(name) and not _idle(gradient)
+        ]
+        for name, gradient in owing:
             self._feedback.pay(name, gradient)
+        return [name for name, _ in owing]
+
+    def paid(self, names: Sequence[str]) -> None:
+        """These debts have arrived at all ranks."""
+        for name in names:
+            self._feedback.forget(name)
 
     def reduce(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> Future[None]:
         """Replace each gradient by the mean over all ranks. Buckets are exchanged in the order of these calls, the same on all ranks."""
@@ -205,6 +216,8 @@ class DeepReduceState:
     def _ship(self, bucket: Bucket, link: Link, watch: Stopwatch, packing: Future[Packed]) -> None:
         sent_before = link.sent_bytes
         try:
+            if self._failure is not None:
+                raise PeerError(f"deepreduce stopped after an earlier failure: {self._failure}")
             error = packing.exception()
             parcel = packing.result().parcel if error is None else self._active.failed(error, link.size)
             if self._scaler is not None:

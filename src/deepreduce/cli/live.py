@@ -1,0 +1,77 @@
+"""What a person sees while workers train."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from ..train.contract import Event, Plan, Record
+    from ..train.outcome import Outcome
+
+
+class Live:
+    """Shows how far the workers are: moving bars in a terminal, a line a run elsewhere."""
+
+    def __init__(self, plan: Plan, outcome: Outcome, quiet: bool = False) -> None:
+        self._plan, self._outcome = plan, outcome
+        self._console = Console(stderr=True, quiet=quiet, highlight=False)
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+        )
+        self._progress = Progress(*columns, console=self._console, disable=quiet or not self._console.is_terminal)
+        self._bars: dict[str, Any] = {}
+        self._quality: dict[str, float] = {}
+        self._steps = 0
+
+    def __enter__(self) -> Live:
+        self._console.print(f"starting {self._plan.workers} workers; the first run with a codec compiles its kernels")
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def listen(self, event: Event) -> None:
+        """Take one event of the workers."""
+        from ..train.contract import Record
+
+        handlers = {"ready": self._ready, "step": self._step, "evaluation": self._evaluation}
+        if event["event"] == "run":
+            self._ran(Record(**event["record"]))
+        else:
+            handlers[event["event"]](event)
+
+    def _ready(self, event: Event) -> None:
+        self._steps = event["steps"]
+        self._console.print(
+            f"{self._plan.model}: {event['parameters']:,} parameters, {self._steps:,} steps, {event['steps_per_epoch']:,} an epoch"
+        )
+
+    def _bar(self, spec: str) -> Any:
+        if spec not in self._bars:
+            self._bars[spec] = self._progress.add_task(spec, total=self._steps, note="")
+        return self._bars[spec]
+
+    def _step(self, event: Event) -> None:
+        quality = self._quality.get(event["spec"])
+        note = f"loss {event['loss']:.3f}" + (f", {quality:.1%}" if quality is not None else "")
+        self._progress.update(self._bar(event["spec"]), completed=event["step"], note=note)
+
+    def _evaluation(self, event: Event) -> None:
+        self._quality[event["spec"]] = event["quality"]
+        self._progress.update(self._bar(event["spec"]), completed=event["step"])
+
+    def _ran(self, record: Record) -> None:
+        self._outcome.records.append(record)
+        self._progress.update(self._bar(record.spec), completed=record.steps, note=f"{record.metric} {record.quality:.1%}")
+        if not self._console.is_terminal:
+            self._console.print(
+                f"{record.spec}: {record.metric} {record.quality:.1%} after {record.steps:,} steps in {record.seconds['total']:.1f} s"
+            )
