@@ -37,7 +37,7 @@ def record(spec, share):
         steps_per_epoch=21,
         bytes_sent=int(share * 946_184_400),
         bytes_dense=946_184_400,
-        wire_bytes=1,
+        message_bytes=1,
         seconds={"total": 12.5, "forward_backward": 6.1, "encode": 2, "decode": 1, "communication": 3, "waiting": 0.4},
         replicas_identical=True,
         gradient_zeros=0.1,

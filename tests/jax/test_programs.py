@@ -49,7 +49,7 @@ def test_the_command_trains_with_jax(tmp_path):
         assert run["losses"][-1][1] < run["losses"][0][1]
         assert run["bytes_dense"] == 40 * 4 * run["parameters"]
         assert run["curve"][-1]["step"] == 40
-    assert dense["wire_bytes"] == dense["bytes_dense"]
+    assert dense["message_bytes"] == dense["bytes_sent"] == dense["bytes_dense"]
     assert dense["losses"][0] == pytest.approx(sparse["losses"][0], rel=1e-5)  # same weights, same data
     assert dense["quality"] > 0.5
     assert 20 < sparse["ratio"] < 60

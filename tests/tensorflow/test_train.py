@@ -18,7 +18,7 @@ def test_digits_by_two_workers():
     assert (dense.spec, sparse.spec) == specs
     assert dense.replicas_identical
     assert sparse.replicas_identical
-    assert dense.bytes_sent == dense.bytes_dense == sparse.bytes_dense == 8 * 4 * 151306
+    assert dense.message_bytes == dense.bytes_sent == dense.bytes_dense == sparse.bytes_dense == 8 * 4 * 151306
     assert sparse.bytes_dense / sparse.bytes_sent > 50
     assert [point["step"] for point in sparse.curve] == [4, 8]
     assert dense.losses[0][1] == pytest.approx(sparse.losses[0][1])  # the same weights and the same first batch

@@ -53,13 +53,15 @@ def test_training_learns_and_is_accounted_for(tmp_path):
     for run in outcome["runs"]:
         assert run["replicas_identical"]
         assert run["losses"][-1][1] < run["losses"][0][1]
-        assert run["bytes_dense"] == 40 * 4 * run["parameters"]
+        assert run["bytes_dense"] == 40 * 4 * run["parameters"]  # a ring of two sends everything once
         assert {"total", "forward_backward", "encode", "decode", "communication"} <= set(run["seconds"])
         assert run["curve"][-1]["step"] == 40
         assert run["versions"]["torch"]
         assert run["machine"]
-    assert dense["bytes_sent"] == dense["bytes_dense"]
-    assert dense["wire_bytes"] == pytest.approx(dense["bytes_dense"], rel=1e-3)  # a ring of two sends everything once
+    assert dense["message_bytes"] == 40 * 4 * dense["parameters"]
+    assert dense["bytes_sent"] == pytest.approx(dense["bytes_dense"], rel=1e-3)
+    assert sparse["message_bytes"] <= sparse["bytes_sent"]
+    assert dense["curve"][-1]["bytes_sent"] == dense["bytes_sent"]
     assert 20 < sparse["ratio"] < 60
     assert dense["losses"][0] == pytest.approx(sparse["losses"][0], rel=1e-5)  # same weights, same data
     assert dense["quality"] > 0.5
@@ -69,7 +71,7 @@ def test_training_learns_and_is_accounted_for(tmp_path):
 
 
 def test_torchrun_workers_join(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(launcher._free_port())]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(launcher.free_port())]
     train = ["-m", "deepreduce.cli.main", "train", "--model", "cnn", "--steps", "3", "--no-dense", "--codec", SPEC]
     done = subprocess.run(
         [*command, *train, "--json", str(tmp_path / "all.json")], capture_output=True, text=True, timeout=300, check=False

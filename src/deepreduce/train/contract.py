@@ -73,9 +73,9 @@ class Plan:
 class Record:
     """One run. Bytes are those of one worker (the largest); seconds are wall time of the steps, without evaluations.
 
-    `bytes_sent` is what the codec made of the gradients and `bytes_dense` what they were; `wire_bytes` is what a worker put on the network
-    for it, by the topology. Of the seconds, `communication` counts only while the last worker to arrive was in it: waiting for slower
-    workers is `waiting`. Parts may overlap, so they may add up to more than `total`.
+    `message_bytes` is what the codec made of the gradients; `bytes_sent` is what a worker put on the network for it, by the topology, and
+    `bytes_dense` what an allreduce of dense gradients puts there (`ring_bytes`). Of the seconds, `communication` counts only while the last
+    worker to arrive was in it: waiting for slower workers is `waiting`. Parts may overlap, so they may add up to more than `total`.
     """
 
     spec: str
@@ -87,7 +87,7 @@ class Record:
     steps_per_epoch: int
     bytes_sent: int
     bytes_dense: int
-    wire_bytes: int
+    message_bytes: int
     seconds: dict[str, float]
     replicas_identical: bool
     gradient_zeros: float
@@ -97,6 +97,15 @@ class Record:
     def to_event(self) -> Event:
         """The event that carries this record."""
         return {"event": "run", "record": asdict(self)}
+
+
+def ring_bytes(gradient_bytes: int, workers: int) -> int:
+    """What a worker sends in a ring allreduce of dense gradients.
+
+    >>> ring_bytes(1000, workers=2), ring_bytes(1000, workers=4)
+    (1000, 1500)
+    """
+    return 2 * (workers - 1) * gradient_bytes // workers
 
 
 def evaluation_steps(steps: int, evaluations: int) -> set[int]:

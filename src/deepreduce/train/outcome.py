@@ -8,21 +8,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ..report.plain import plain
 from ..report.quantity import in_bytes, in_percent, in_seconds, in_times
 from .contract import Plan, Record
 from .links import parse_rate
 
 
 class Outcome:
-    """A plan and the records of its runs."""
+    """A plan and the records of its runs; all workers on `one_machine`, or who knows where."""
 
-    def __init__(self, plan: Plan, origin: Mapping[str, Any]) -> None:
-        self.plan, self.origin = plan, origin
+    def __init__(self, plan: Plan, origin: Mapping[str, Any], one_machine: bool = True) -> None:
+        self.plan, self.origin, self.one_machine = plan, origin, one_machine
         self.records: list[Record] = []
 
     def write_json(self, path: Path) -> None:
         """Everything, for programs."""
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        path.write_text(json.dumps(plain(self.as_json()), indent=1, allow_nan=False) + "\n")
 
     def as_json(self) -> dict[str, Any]:
         """Plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
@@ -61,7 +62,7 @@ class Outcome:
 
     def outlook(self, rate: str = "100mbit") -> str:
         """What a slow link would make of runs that had none: how long it would be busy with one step. Nothing for runs that had one."""
-        if self.plan.link or self.plan.workers < 2:
+        if self.plan.link or self.plan.workers < 2 or not self.one_machine:
             return ""
         busy = (f"{record.spec} {in_seconds(link_seconds(record, rate) / record.steps)}" for record in self.records)
         return f"These workers share one machine's memory. A link of {rate} a worker would be busy with each step for: {', '.join(busy)}."
@@ -74,7 +75,7 @@ def ratio(record: Record) -> float:
 
 def link_seconds(record: Record, rate: str) -> float:
     """How long a link of this rate is busy with what one worker sends."""
-    return 8 * record.wire_bytes / parse_rate(rate)
+    return 8 * record.bytes_sent / parse_rate(rate)
 
 
 def points_below_dense(records: Sequence[Record]) -> dict[str, float]:

@@ -8,6 +8,8 @@ import socket
 import time
 from contextlib import ExitStack
 
+from .launcher import free_port
+
 _PATIENCE_SECONDS = 60.0
 _PAUSE_SECONDS = 0.05
 
@@ -21,7 +23,7 @@ def join() -> None:
 
 
 def _list_all(master: tuple[str, int], size: int) -> list[str]:
-    workers = [f"{master[0]}:{_free_port()}"] + [""] * (size - 1)
+    workers = [f"{master[0]}:{free_port()}"] + [""] * (size - 1)
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(master, backlog=size))
         listener.settimeout(_PATIENCE_SECONDS)
@@ -39,7 +41,7 @@ def _list_all(master: tuple[str, int], size: int) -> list[str]:
 
 def _leave_address(master: tuple[str, int], rank: int) -> list[str]:
     with _connected(master) as connection, connection.makefile("rw") as stream:
-        address = f"{connection.getsockname()[0]}:{_free_port()}"
+        address = f"{connection.getsockname()[0]}:{free_port()}"
         stream.write(json.dumps([rank, address]) + "\n")
         stream.flush()
         workers: list[str] = json.loads(stream.readline())
@@ -56,9 +58,3 @@ def _connected(master: tuple[str, int]) -> socket.socket:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

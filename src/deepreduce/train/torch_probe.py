@@ -19,11 +19,13 @@ from ..torch.units import Unit
 
 
 class Probe:
-    """Notes when the gradients of a step were ready, the exchanges of an allreduce, and how many elements are zero in one early step."""
+    """Notes when the gradients of a step were ready, the exchanges of an allreduce, and how many elements are zero in one early step.
 
-    def __init__(self, probed_step: int) -> None:
-        self.ready_at = 0.0
-        self.exchanges: list[float] = []
+    The seconds of every allreduce go to the end of `exchanges`.
+    """
+
+    def __init__(self, probed_step: int, exchanges: list[float]) -> None:
+        self.ready_at, self._exchanges = 0.0, exchanges
         self._probed_step, self._zeros, self._counted = probed_step, 0, 0
         self._busy_until = 0.0
 
@@ -42,7 +44,7 @@ class Probe:
 
         def note(reduced: Future[torch.Tensor]) -> torch.Tensor:
             end = time.perf_counter()
-            self.exchanges.append(max(0.0, end - max(start, self._busy_until)))
+            self._exchanges.append(max(0.0, end - max(start, self._busy_until)))
             self._busy_until = max(end, self._busy_until)
             return reduced.value()
 
@@ -75,12 +77,12 @@ class Paced(Stopwatch):
 
 @dataclass(frozen=True)
 class Watched(Topology):
-    """Another topology, with the seconds of every single exchange; `paced` for workers on shaped links."""
+    """Another topology, with the seconds of every single exchange put into `exchanges`; `paced` for workers on shaped links."""
 
     name: ClassVar[str] = "watched"
     inner: Topology
     paced: bool
-    exchanges: list[float] = field(default_factory=list, repr=False)
+    exchanges: list[float] = field(repr=False)
 
     def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
         return self.inner.pack(units, seed)

@@ -1,0 +1,219 @@
+"""One training run, the same for every framework: the loop, what its steps cost, and the record of it."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..accounting import StepStats
+from .batches import Batch, Data
+from .contract import Emit, Event, Plan, Record, Throttle, evaluation_steps, ring_bytes
+from .tasks import read_data, task_of
+
+WARM_UP_STEPS = 3
+_CURVE_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all runs of a worker share."""
+
+    plan: Plan
+    data: Data
+    rank: int
+    parameters: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in which all workers together see every example once."""
+        return self.data.steps_per_epoch(self.plan.workers, self.plan.batch)
+
+    @property
+    def steps(self) -> int:
+        """How many steps every run takes."""
+        return self.plan.steps or self.plan.epochs * self.steps_per_epoch
+
+
+def read(plan: Plan) -> Data:
+    """The data of a plan."""
+    return read_data(plan.task, Path(plan.data) if plan.data else None, plan.seed, plan.negatives)
+
+
+def train_all(job: Job, warm: Callable[[str], Run], emit: Emit) -> None:
+    """Train every spec of the plan; rank 0 emits. `warm` gives a run at its start, when all that it needs is compiled."""
+    say = emit if job.rank == 0 else _silent
+    say({"event": "ready", "parameters": job.parameters, "steps": job.steps, "steps_per_epoch": job.steps_per_epoch})
+    for spec in job.plan.specs:
+        say(warm(spec).go(say).to_event())
+
+
+def _silent(event: Event) -> None:
+    """Not rank 0."""
+
+
+@dataclass
+class Ledger:
+    """What all steps cost this rank. `exchanges` has the seconds of every single exchange, in an order that all ranks share.
+
+    >>> ledger = Ledger()
+    >>> ledger.add(seconds=3.0, computing=1.0, cost=StepStats(step=0, sent_bytes=44, encode_seconds=0.5))
+    >>> ledger.exchanges += [1.0, 0.5]
+    >>> parts = ledger.seconds(everyone=np.array([[1.0, 0.5], [0.25, 0.75]]))
+    >>> parts["communication"], parts["waiting"]
+    (0.75, 0.75)
+    """
+
+    total: float = 0.0
+    forward_backward: float = 0.0
+    encode: float = 0.0
+    decode: float = 0.0
+    message_bytes: int = 0
+    dense_bytes: int = 0
+    sent_bytes: int = 0
+    exchanges: list[float] = field(default_factory=list)
+
+    def add(self, seconds: float, computing: float, cost: StepStats) -> None:
+        """Count one step, of which forward and backward pass took `computing` seconds."""
+        self.total += seconds
+        self.forward_backward += computing
+        self.encode += cost.encode_seconds
+        self.decode += cost.decode_seconds
+        self.message_bytes += cost.message_bytes
+        self.dense_bytes += cost.dense_bytes
+        self.sent_bytes += cost.sent_bytes
+
+    def seconds(self, everyone: NDArray[np.float64]) -> dict[str, float]:
+        """The parts, given the exchanges of every rank. Who comes last to an exchange waits for nobody: its time is the network's."""
+        communication = float(everyone.min(0).sum())
+        return {
+            "total": self.total,
+            "forward_backward": self.forward_backward,
+            "encode": self.encode,
+            "decode": self.decode,
+            "communication": communication,
+            "waiting": float(np.sum(self.exchanges)) - communication,
+        }
+
+
+class Run(ABC):
+    """One spec, trained from the initial weights of the plan's seed. A framework fills in what is abstract."""
+
+    def __init__(self, job: Job, spec: str) -> None:
+        self.job, self.plan, self.spec, self.task = job, job.plan, spec, task_of(job.plan.task)
+        self.ledger = Ledger()
+        self._losses: list[tuple[int, float]] = []
+        self._curve: list[dict[str, float]] = []
+
+    @abstractmethod
+    def step(self, number: int, batch: Batch) -> float:
+        """Train on one batch at `rate(number)`, put the cost and the exchanges in the ledger, and return the loss."""
+
+    @abstractmethod
+    def right(self, batch: Batch) -> int:
+        """How many examples of a test batch the model has right."""
+
+    @abstractmethod
+    def weights(self) -> Iterable[NDArray[Any]]:
+        """The trained parameters."""
+
+    @abstractmethod
+    def zeros(self) -> float:
+        """The share of zeros in the gradient of one early step, before anything is left out."""
+
+    @abstractmethod
+    def gathered(self, numbers: Sequence[float]) -> NDArray[np.float64]:
+        """The numbers of every rank, a row for each. All ranks call it together, with equally many numbers."""
+
+    def warm_up(self) -> None:
+        """Take a few steps: what is compiled at first use is compiled then. The run is of no use afterwards."""
+        for number, batch in self.batches(WARM_UP_STEPS):
+            self.step(number, batch)
+
+    def go(self, emit: Emit) -> Record:
+        """Train, measure quality now and then, and sum up."""
+        steps = self.job.steps
+        measured = evaluation_steps(steps, self.plan.evaluations)
+        throttle, identical = Throttle(), True
+        for number, batch in self.batches(steps):
+            loss = self.step(number, batch)
+            if number % max(1, steps // _CURVE_POINTS) == 0 or number == steps:
+                self._losses.append((number, loss))
+            if throttle.ready():
+                emit({"event": "step", "spec": self.spec, "step": number, "loss": loss})
+            if number in measured:
+                quality = self.quality()
+                self._note(number, loss, quality)
+                emit({"event": "evaluation", "spec": self.spec, "step": number, "quality": quality})
+                identical = identical and self.identical()
+        return self._record(identical)
+
+    def batches(self, count: int) -> Iterator[tuple[int, Batch]]:
+        """The first training batches of this rank, numbered from 1."""
+        plan = self.plan
+        endless = self.job.data.train_batches(self.job.rank, plan.workers, plan.batch, plan.seed)
+        return enumerate(itertools.islice(endless, count), start=1)
+
+    def rate(self, number: int) -> float:
+        """The learning rate of a step."""
+        return self.plan.learning_rate * _schedule(number / self.job.steps)
+
+    def quality(self) -> float:
+        """The share of the whole test set that the model has right."""
+        right, seen = 0, 0
+        for batch in self.job.data.test_batches(self.job.rank, self.plan.workers):
+            right += self.right(batch)
+            seen += len(batch[0])
+        all_right, all_seen = self.gathered([right, seen]).sum(0).tolist()
+        return float(all_right / all_seen)
+
+    def identical(self) -> bool:
+        """Whether all ranks have the same weights, bit for bit."""
+        digest = hashlib.sha256()
+        for array in self.weights():
+            digest.update(array.tobytes())
+        digests = self.gathered(list(digest.digest()))
+        return bool((digests == digests[0]).all())
+
+    def _note(self, step: int, loss: float, quality: float) -> None:
+        spent = {"bytes_sent": self.ledger.sent_bytes, "seconds": self.ledger.total}
+        self._curve.append({"step": step, "loss": loss, "quality": quality} | spent)
+
+    def _record(self, identical: bool) -> Record:
+        qualities = [point["quality"] for point in self._curve]
+        ledger = self.ledger
+        largest = self.gathered([ledger.sent_bytes, ledger.dense_bytes, ledger.message_bytes]).max(0)
+        sent_bytes, dense_bytes, message_bytes = map(int, largest)
+        return Record(
+            spec=self.spec,
+            metric=self.task.metric,
+            quality=qualities[-1],
+            best_quality=max(qualities),
+            parameters=self.job.parameters,
+            steps=self.job.steps,
+            steps_per_epoch=self.job.steps_per_epoch,
+            bytes_sent=sent_bytes,
+            bytes_dense=ring_bytes(dense_bytes, self.plan.workers),
+            message_bytes=message_bytes,
+            seconds=ledger.seconds(self.gathered(ledger.exchanges)),
+            replicas_identical=identical,
+            gradient_zeros=self.zeros(),
+            losses=self._losses,
+            curve=self._curve,
+        )
+
+
+def _schedule(progress: float) -> float:
+    """A short rise, then half a cosine down.
+
+    >>> [round(_schedule(progress), 2) for progress in (0.025, 0.05, 0.5, 1.0)]
+    [0.5, 0.99, 0.5, 0.0]
+    """
+    return min(1.0, progress / 0.05) * 0.5 * (1 + float(np.cos(np.pi * progress)))
