@@ -16,6 +16,7 @@ from .errors import (
     DeepReduceError,
     FormatError,
     InputError,
+    PeerError,
     TruncatedError,
     VersionError,
 )
@@ -58,12 +59,9 @@ from .wire import Reader
 __version__ = "0.1.0"
 
 __all__ = [
-    "BF16",
-    "FP16",
-    "QSGD",
-    "RLE",
     "All",
     "Auto",
+    "BF16",
     "Bitmap",
     "Bloom",
     "BySize",
@@ -75,6 +73,7 @@ __all__ = [
     "Deflate",
     "Delta",
     "DeltaHuffman",
+    "FP16",
     "FitDExp",
     "FitPoly",
     "FormatError",
@@ -88,6 +87,9 @@ __all__ = [
     "Order",
     "PcoIndex",
     "PcoValue",
+    "PeerError",
+    "QSGD",
+    "RLE",
     "RandomR",
     "RawIndex",
     "RawValue",

@@ -146,14 +146,17 @@ class Stats:
     def add(self, bucket: StepStats, last: bool = True) -> None:
         """One bucket of a step is done; with the last one, the step is listed. From any thread: buckets of an allreduce end on several."""
         with self._lock:
-            if self._open.step != bucket.step:
-                self._open = StepStats(bucket.step)
-            self._open.merge(bucket)
+            if not last and self.steps and self.steps[-1].step == bucket.step:
+                self.steps[-1].merge(bucket)  # the last bucket was counted before this one
+            else:
+                self._open = self._open if self._open.step == bucket.step else StepStats(bucket.step)
+                self._open.merge(bucket)
             self.sent_bytes += bucket.sent_bytes
             self.message_bytes += bucket.message_bytes
             self.dense_bytes += bucket.dense_bytes
             if last:
                 self.steps.append(self._open)
+                self._open = StepStats(step=-1)
 
     def table(self, rows: int = 20) -> Table:
         """The latest step as a table for `rich.print`: the parameters that cost most, and the total."""

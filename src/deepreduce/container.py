@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .codec import IndexCodec, Sparsifier, ValueCodec
-from .errors import ConfigError, CorruptError, FormatError, TruncatedError, VersionError
+from .errors import ConfigError, CorruptError, FormatError, InputError, TruncatedError, VersionError
+from .parameters import shown
 from .registry import NAMED, STAGES, Stage, from_wire_arguments, wire_arguments
 from .sparse import FLOAT_DTYPES, Shape
-from .wire import Part, Reader, text, varint
+from .wire import MAX_TEXT_BYTES, Part, Reader, text, varint
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -32,6 +33,7 @@ _CRC_BYTES = 4
 _SINGLE, _NAMED_TENSORS = 0, 1
 _MAX_HEADER_BYTES = 2**24
 _MAX_DIMENSIONS = 32
+_MAX_LAYOUTS = 4096
 _DEFLATE_FROM_BYTES = 48
 
 Stages = tuple[Sparsifier, IndexCodec, ValueCodec]
@@ -65,6 +67,7 @@ class Message:
 
 def write(records: Sequence[Record], names: Sequence[str] | None = None) -> bytes:
     """One message of these records."""
+    check_writable(records, names)
     header, deflated = _squeeze(_header(records, names))
     sections = [section for record in records for section in record.sections]
     size_bytes = sum(len(section) for section in sections)
@@ -72,6 +75,21 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
     front = MAGIC + bytes((VERSION,)) + varint(len(lead) + size_bytes + _CRC_BYTES) + lead
     body = b"".join([front, *sections])
     return b"".join([body, zlib.crc32(body).to_bytes(_CRC_BYTES, "little")])
+
+
+def check_writable(records: Sequence[Record], names: Sequence[str] | None) -> None:
+    """Refuse what every reader would refuse."""
+    for number, record in enumerate(records):
+        if len(record.shape) > _MAX_DIMENSIONS:
+            who = "a tensor" if names is None else f"tensor {shown(names[number])}"
+            raise InputError(f"{who} has {len(record.shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed")
+    for name in names or ():
+        try:
+            size_bytes = len(name.encode())
+        except UnicodeEncodeError as error:
+            raise InputError(f"tensor {shown(name)}: the name cannot be written in UTF-8") from error
+        if size_bytes > MAX_TEXT_BYTES:
+            raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
 
 
 def read(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Message:
@@ -107,10 +125,11 @@ def message_bytes(start: Buffer) -> int:
 
 def _open(blob: Buffer) -> Reader:
     """A reader of what lies between the length and the checksum, both of which hold."""
-    view = memoryview(blob)
-    if not view.c_contiguous:
-        raise FormatError("a message is a contiguous buffer of bytes")
-    view = view.cast("B")
+    try:
+        view = memoryview(blob)
+        view = view.cast("B") if view.nbytes else memoryview(b"")  # an empty view cannot be cast
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"a message is bytes, bytearray, memoryview or a uint8 array, got {shown(blob)} ({error})") from error
     size_bytes = message_bytes(view)
     if size_bytes > len(view):
         raise TruncatedError(f"a message of {size_bytes} bytes, only {len(view)} are here")
@@ -136,6 +155,8 @@ def _header(records: Sequence[Record], names: Sequence[str] | None) -> bytes:
     parts = [bytes((_SINGLE if names is None else _NAMED_TENSORS,)), varint(len(table)), *table]
     if names is not None:
         parts += [varint(len(names)), *(text(name) for name in names)]
+    if len(table) > _MAX_LAYOUTS:
+        raise InputError(f"a message has at most {_MAX_LAYOUTS} different codecs with their arguments, got {len(table)}")
     numbers = {layout: varint(number) for number, layout in enumerate(table)}
     for record, layout in zip(records, layouts, strict=True):
         sizes = (len(section) for section in record.sections)
@@ -144,8 +165,13 @@ def _header(records: Sequence[Record], names: Sequence[str] | None) -> bytes:
     return b"".join(parts)
 
 
-@lru_cache(maxsize=1024)
 def _layout(dtype: np.dtype[Any], stages: Stages) -> bytes:
+    return _spelled_layout(dtype, stages, repr(stages))
+
+
+@lru_cache(maxsize=1024)
+def _spelled_layout(dtype: np.dtype[Any], stages: Stages, spelling: str) -> bytes:
+    """The layout. `spelling` tells apart what Python holds to be equal, as 1 and 1.0."""
     coded = (_coded(stage, codec) for stage, codec in zip(STAGES, stages, strict=True))
     return bytes((FLOAT_DTYPES.index(dtype),)) + b"".join(coded)
 
@@ -160,13 +186,14 @@ def _read_header(reader: Reader, max_numel: int) -> tuple[Any, list[Any], list[t
     kind = reader.byte()
     if kind not in (_SINGLE, _NAMED_TENSORS):
         raise CorruptError(f"message of kind {kind}, known are {_SINGLE} and {_NAMED_TENSORS}")
-    layouts = [_read_layout(reader) for _ in range(reader.varint(limit=reader.remaining))]
+    layouts = [_read_layout(reader) for _ in range(reader.varint(limit=_MAX_LAYOUTS))]
     names = _read_names(reader) if kind == _NAMED_TENSORS else None
-    heads, sizes, numel = [], [], 0
+    heads, sizes, numel, used = [], [], 0, set()
     for _ in range(1 if names is None else len(names)):
         number = reader.varint()
         if number >= len(layouts):
             raise CorruptError(f"layout {number} of {len(layouts)}")
+        used.add(number)
         shape = tuple(reader.varint() for _ in range(reader.varint(limit=_MAX_DIMENSIONS)))
         numel += prod(max(n, 1) for n in shape)
         if numel > max_numel:
@@ -174,6 +201,8 @@ def _read_header(reader: Reader, max_numel: int) -> tuple[Any, list[Any], list[t
         heads.append((shape, layouts[number][0], reader.varint(limit=prod(shape)), layouts[number][1]))
         sizes.append((reader.varint(), reader.varint(), reader.varint()))
     reader.expect_end()
+    if len(used) != len(layouts):
+        raise CorruptError(f"{len(layouts)} layouts, of which {len(used)} are used")
     return names, heads, sizes
 
 
@@ -195,7 +224,10 @@ def _read_layout(reader: Reader) -> tuple[np.dtype[Any], Stages]:
 def _read_coded(stage: Stage, reader: Reader) -> Any:
     wire_id = reader.byte()
     name = reader.text() if wire_id == NAMED else None
-    entry = stage.by_id(wire_id) if name is None else stage.by_name(name)
+    try:
+        entry = stage.by_id(wire_id) if name is None else stage.by_name(name)
+    except ConfigError as error:
+        raise VersionError(f"the message needs a codec that is broken here: {error}") from error
     if entry is None:
         raise VersionError(f"the message needs {stage.title} {name or wire_id!r}, which is not installed here")
     arguments = reader.text()
@@ -207,6 +239,8 @@ def _read_coded(stage: Stage, reader: Reader) -> Any:
 
 def _squeeze(header: bytes) -> tuple[bytes, bool]:
     """The header, deflated where that is shorter: names and shapes of many tensors repeat themselves."""
+    if len(header) > _MAX_HEADER_BYTES:
+        raise InputError(f"names and shapes take {len(header)} bytes, at most {_MAX_HEADER_BYTES} are allowed: send fewer tensors at once")
     if len(header) < _DEFLATE_FROM_BYTES:
         return header, False
     deflated = zlib.compress(header, 9)

@@ -5,6 +5,7 @@
     DeepReduceError
     ├── ConfigError     (ValueError)   a codec or a spec string is wrong; raised when it is built
     ├── InputError      (ValueError)   the tensor cannot be encoded as asked; nothing was changed
+    ├── PeerError       (RuntimeError) another worker failed, is gone, or is not where this one is
     └── FormatError     (ValueError)   the bytes are not a message that can be decoded
         ├── TruncatedError (EOFError)  the bytes end too early
         ├── CorruptError               the bytes contradict themselves or their checksum
@@ -22,6 +23,10 @@ class ConfigError(DeepReduceError, ValueError):
 
 class InputError(DeepReduceError, ValueError):
     """The given tensor cannot be encoded as asked."""
+
+
+class PeerError(DeepReduceError, RuntimeError):
+    """Another worker failed, is gone, or is not where this one is; the message says which one, and why."""
 
 
 class FormatError(DeepReduceError, ValueError):

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from . import container, registry, reorder
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .container import DEFAULT_MAX_NUMEL, Record
 from .errors import ConfigError, CorruptError, FormatError, InputError
+from .parameters import shown
 from .source import Source, Space, as_source
 from .sparse import Shape, SparseTensor, Values
 from .wire import Reader
@@ -96,7 +98,7 @@ def parse(spec: str) -> DeepReduce:
     DeepReduce(sparsifier=TopR(amount=0.01), index=RawIndex(), value=FP16())
     """
     if not isinstance(spec, str):
-        raise ConfigError(f"a spec is a string such as 'topr:0.01/raw/fp16', got {spec!r}")
+        raise ConfigError(f"a spec is a string such as 'topr:0.01/raw/fp16', got {shown(spec)}")
     return DeepReduce(*registry.parse_stages(spec))
 
 
@@ -107,12 +109,12 @@ def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
     >>> len(dr.encode(np.ones(16, np.float32), "dense"))
     90
     """
-    return (parse(spec) if isinstance(spec, str) else spec).encode(gradient, seed)
+    return (spec if isinstance(spec, DeepReduce) else parse(spec)).encode(gradient, seed)
 
 
 def encode_many(choose: Callable[[str, Source], DeepReduce], gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
     """One message in which every tensor goes by the codec that `choose(name, source)` names."""
-    check_seed(seed)
+    seed = check_seed(seed)
     records = []
     for number, (name, gradient) in enumerate(gradients.items()):
         if not isinstance(name, str):
@@ -127,9 +129,17 @@ def encode_many(choose: Callable[[str, Source], DeepReduce], gradients: Mapping[
 
 def check_seed(seed: int) -> int:
     """Seeds travel as numbers below 2**63."""
-    if not 0 <= int(seed) < 2**63:
-        raise InputError(f"a seed lies between 0 and 2**63 - 1, got {seed}")
-    return int(seed)
+    number = _whole(seed, "a seed")
+    if not 0 <= number < 2**63:
+        raise InputError(f"a seed lies between 0 and 2**63 - 1, got {shown(number)}")
+    return number
+
+
+def _whole(number: object, what: str) -> int:
+    try:
+        return operator.index(number)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise InputError(f"{what} is a whole number, got {shown(number)}") from error
 
 
 # The mirror
@@ -138,8 +148,12 @@ def check_seed(seed: int) -> int:
 def decode(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Values:
     """The dense tensor of a message, with its shape and dtype.
 
-    The bytes may come from anyone: what is not a valid message is refused with a `FormatError`, and no more than `max_numel` elements
-    are ever allocated for one.
+    The bytes may come from anyone: what is not a valid message is refused with a `FormatError`, and one of more than `max_numel` elements
+    before anything is allocated for them.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> dr.decode(dr.encode(np.float32([1, -3, 2]), "topr:1/raw/raw"))
+    array([ 0., -3.,  0.], dtype=float32)
     """
     return decode_sparse(blob, max_numel).to_dense()
 
@@ -155,12 +169,22 @@ def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTen
 
 
 def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, Values]:
-    """All tensors of a message of `encode_many`, by name; `max_numel` bounds them together."""
+    """All tensors of a message of `encode_many`, by name; `max_numel` bounds them together.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> dr.decode_many(dr.parse("dense").encode_many({"w": np.float32([1, 2])}))
+    {'w': array([1., 2.], dtype=float32)}
+    """
     return {name: tensor.to_dense() for name, tensor in decode_many_sparse(blob, max_numel).items()}
 
 
 def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
-    """`decode_many` without the zeros."""
+    """`decode_many` without the zeros.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> dr.decode_many_sparse(dr.parse("nonzero/raw/raw").encode_many({"w": np.float32([0, 2])}))["w"].indices
+    array([1])
+    """
     return {name: restore(record) for name, record in read_named(blob, max_numel).items()}
 
 
@@ -181,7 +205,7 @@ def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> Spars
 
 def read_single(blob: Buffer, max_numel: int) -> Record:
     """The record of a message of `encode`."""
-    message = container.read(blob, max_numel)
+    message = container.read(blob, _whole(max_numel, "max_numel"))
     if message.names is not None:
         raise FormatError(f"the message holds {len(message.names)} named tensors: decode_many reads it")
     return message.records[0]
@@ -189,7 +213,7 @@ def read_single(blob: Buffer, max_numel: int) -> Record:
 
 def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
     """The records of a message of `encode_many`."""
-    message = container.read(blob, max_numel)
+    message = container.read(blob, _whole(max_numel, "max_numel"))
     if message.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")
     return dict(zip(message.names, message.records, strict=True))

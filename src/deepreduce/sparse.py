@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import InputError
+from .parameters import shown
 
 Shape = tuple[int, ...]
 Positions = NDArray[np.int64]
@@ -29,6 +31,20 @@ def float_dtype(dtype: Any, what: str = "gradient") -> np.dtype[Any]:
     if native not in FLOAT_DTYPES:
         raise InputError(f"a {what} holds float16, bfloat16, float32 or float64, got {np.dtype(dtype)}")
     return native
+
+
+def _shape(given: Any) -> Shape:
+    try:
+        if not isinstance(given, list | tuple | np.ndarray):
+            raise TypeError(type(given))
+        shape = tuple(operator.index(n) for n in given)
+    except TypeError as error:
+        raise InputError(f"a shape is a tuple of whole numbers, got {shown(given)}") from error
+    if any(n < 0 for n in shape):
+        raise InputError(f"sizes are not negative, got shape {shown(given)}")
+    if prod(max(n, 1) for n in shape) >= 2**63:
+        raise InputError(f"a tensor has fewer than 2**63 elements, got shape {shown(given)}")
+    return shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,13 +71,11 @@ class SparseTensor:
             raise InputError(f"indices lie below 2**63, got {int(indices.max())}")
         object.__setattr__(self, "indices", indices.astype(np.int64, copy=False))
         object.__setattr__(self, "values", values.astype(float_dtype(values.dtype, "sparse tensor"), copy=False))
-        object.__setattr__(self, "shape", tuple(int(n) for n in self.shape))
+        object.__setattr__(self, "shape", _shape(self.shape))
         self._check()
 
     def _check(self) -> None:
         indices, values = self.indices, self.values
-        if any(n < 0 for n in self.shape):
-            raise InputError(f"sizes are not negative, got shape {self.shape}")
         if indices.ndim != 1 or values.shape != indices.shape:
             raise InputError(f"need as many indices as values, got {indices.shape} and {values.shape}")
         if indices.size and not (indices[0] >= 0 and indices[-1] < self.numel):
@@ -77,7 +91,7 @@ class SparseTensor:
         array([1, 5])
         """
         indices, values = np.asarray(indices), np.asarray(values)
-        if indices.ndim == 1 and indices.shape == values.shape:
+        if indices.ndim == 1 and indices.shape == values.shape and not bool(np.all(indices[1:] > indices[:-1])):
             order = np.argsort(indices, kind="stable")
             indices, values = indices[order], values[order]
         return cls(indices, values, shape)

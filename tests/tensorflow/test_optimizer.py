@@ -86,6 +86,19 @@ def test_it_is_saved_by_its_settings():
     assert float(again.inner_optimizer.learning_rate) == 0.25
 
 
+def test_a_policy_is_saved_too_if_it_is_one_of_ours():
+    policy = dr.BySize(10, dr.parse("dense"), dr.parse("topr:1/raw/raw"))
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(DistributedOptimizer(sgd(), policy)))
+    assert again._messenger.policy == policy
+
+    class Mine:
+        def choose(self, name, source):
+            return dr.parse("dense")
+
+    with pytest.raises(dr.ConfigError, match=r"saved with a spec, a DeepReduce or a BySize .* got .*Mine"):
+        DistributedOptimizer(sgd(), Mine()).get_config()
+
+
 @pytest.mark.parametrize("options", [{"memory": "both"}, {"seed": -1}, {"spec": "topr/raw"}, {"optimizer": object()}])
 def test_wrong_settings_are_refused(options):
     with pytest.raises(dr.ConfigError):

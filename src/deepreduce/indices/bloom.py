@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log, log2
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +58,7 @@ class Bloom(IndexCodec):
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(Policy):
-            raise ConfigError(f"bloom has the policies {', '.join(get_args(Policy))}, got {self.policy!r}")
+        super().__post_init__()
         if self.fpr is not None and not MIN_FPR <= self.fpr <= MAX_FPR:
             raise ConfigError(f"bloom takes a false positive rate of {MIN_FPR} to {MAX_FPR}, got {self.fpr}")
 
@@ -168,8 +167,14 @@ def _random(bloom: Filter, space: Space, wanted: int) -> Positions:
 
 
 def _conflict_sets(bloom: Filter, space: Space, wanted: int) -> Positions:
-    positives = bloom.all_positives(space)
     size_bits = 8 * bloom.bits.size
+    positives = bloom.all_positives(space)
+    # Every set of every positive takes memory. A writer's filter has bits for what was kept, and few positives that probe many of them.
+    if bloom.hashes * wanted > 8 * size_bits + 64 or bloom.hashes * positives.size > bloom.hashes * wanted + space.numel + 4096:
+        raise CorruptError(
+            f"a Bloom filter of {size_bits} bits and {bloom.hashes} hashes has {positives.size} of {space.numel} positions "
+            f"for {wanted} kept ones: no writer makes that"
+        )
     return kernels.policies.by_conflict_sets(positives, wanted, size_bits, bloom.hashes, _salt(bloom.seed), _draws(bloom))
 
 

@@ -6,7 +6,7 @@
 """
 
 from ..accounting import ParameterStats, Stats, StepStats
-from .link import PeerError
+from ..errors import PeerError
 from .transform import CompressedMean, CompressedMeanState, compressed_mean
 
 __all__ = [

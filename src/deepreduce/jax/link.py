@@ -18,17 +18,13 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from ..errors import CorruptError, DeepReduceError
+from ..errors import CorruptError, PeerError
 
 _HEAD = struct.Struct("<QIIB")
 _MESSAGE, _FAILURE = 0, 1
 _LEAST_CAPACITY = 256
 _MAX_FAILURE_BYTES = 2000
 _numbers = itertools.count()  # of exchanges by the coordinator: all processes count the same ones
-
-
-class PeerError(DeepReduceError, RuntimeError):
-    """Another process failed, is gone, or is not where this process is."""
 
 
 @dataclass(frozen=True)

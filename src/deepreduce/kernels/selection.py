@@ -90,7 +90,7 @@ def at_least(bits: Bits, mask: int, least: int) -> Positions:
 def above(bits: Bits, dtype: np.dtype[Any], threshold: float) -> Positions:
     """Positions with |x| >= threshold, and NaN. The threshold is compared exactly, not rounded to the dtype."""
     with np.errstate(over="ignore", under="ignore"):
-        rounded = np.array(threshold, np.float64).astype(dtype)
+        rounded = np.abs(np.array(threshold, np.float64).astype(dtype))  # -0.0 has another bit pattern than 0.0
     least = int(rounded.view(bits.dtype))
     if float(rounded) < threshold:
         least += 1

@@ -8,8 +8,8 @@
 """
 
 from ..accounting import ParameterStats, Stats, StepStats
+from ..errors import PeerError
 from .fitting import enable_fit
-from .messages import PeerError
 from .optimizer import DistributedOptimizer
 
 __all__ = ["DistributedOptimizer", "ParameterStats", "PeerError", "Stats", "StepStats", "enable_fit"]

@@ -44,7 +44,7 @@ def exchange(
     (words,) = _on_host(partial(messenger.pack, slots, size), [step, rank, *inputs], [tf.int32])
     gathered = context.all_gather(tf.ensure_shape(words, [None]), axis=0) if size > 1 else words
     dtypes = [dtype for slot in slots for dtype in _dtypes(slot)]
-    outputs = _on_host(partial(messenger.unpack, slots), [gathered, rank, *inputs], dtypes)
+    outputs = _on_host(partial(messenger.unpack, slots, size), [gathered, rank, *inputs], dtypes)
     sums, rests = [], []
     for slot in slots:
         sums.append(_taken(slot, outputs))

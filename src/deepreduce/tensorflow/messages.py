@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .. import steps
 from ..accounting import Stats, StepStats
-from ..errors import CorruptError, DeepReduceError, FormatError, InputError
+from ..errors import CorruptError, DeepReduceError, FormatError, InputError, PeerError
 from ..pipeline import restore
 from ..policy import Policy
 from ..source import as_source
@@ -22,10 +22,6 @@ from .gradients import Dense, Rows
 
 Words = NDArray[np.int32]
 """Messages travel as int32, which every collective takes: the length in bytes (negative: why there is no message), then the bytes."""
-
-
-class PeerError(DeepReduceError, RuntimeError):
-    """A worker could not send its gradients; the message says which one, and why."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +75,14 @@ class Messenger:
         stats.message_bytes = len(blob)
         return blob
 
-    def unpack(self, slots: Sequence[Slot], gathered: Words, rank: Any, *arrays: Values) -> list[Values]:
+    def unpack(self, slots: Sequence[Slot], size: int, gathered: Words, rank: Any, *arrays: Values) -> list[Values]:
         """For each gradient its sum over all workers, and then what is owed of it. Given the same arrays as `pack`."""
         stats, packed_at = self._open.pop(int(rank))
         start = time.perf_counter()
-        everyone = [decode(blob, slots, sender) for sender, blob in enumerate(from_words(gathered))]
+        blobs = from_words(gathered)
+        if len(blobs) != size:
+            raise CorruptError(f"{len(blobs)} messages came from {size} workers")
+        everyone = [decode(blob, slots, sender) for sender, blob in enumerate(blobs)]
         finite = all(bool(np.isfinite(part.values).all()) for parts in everyone for part in parts)
         left, results = list(arrays), []
         for place, slot in enumerate(slots):

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ..accounting import Stats
 from ..errors import ConfigError
 from ..pipeline import DeepReduce, parse
-from ..policy import Policy, policy_of
+from ..policy import BySize, Policy, policy_of
 from ..source import as_source
 from ..steps import wide_dtype
 from .exchange import exchange, label_of, slot_of
@@ -59,7 +59,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise ConfigError(f"a seed is at least 0, got {seed}")
         super().__init__(learning_rate=0.0, name=name)
         self._messenger = Messenger(policy_of(spec, small_tensor_numel), seed, history)
-        self._settings = {"spec": str(spec), "memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
+        self._settings = {"spec": spec, "memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
         self._residuals: list[Any] = []
         self.inner_optimizer = _without_all_reduce(optimizer)
 
@@ -144,13 +144,28 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """What `from_config` needs."""
-        return {"name": self.name, "optimizer": keras.saving.serialize_keras_object(self.inner_optimizer), **self._settings}
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {"name": self.name, "optimizer": inner, **self._settings, "spec": _plain(self._settings["spec"])}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
         """An optimizer with these settings."""
         inner = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
-        return cls(**config | {"optimizer": inner})
+        return cls(**config | {"optimizer": inner, "spec": _spec_of(config["spec"])})
+
+
+def _plain(spec: Any) -> Any:
+    """A spec as JSON has it."""
+    if isinstance(spec, BySize):
+        return {"numel": spec.numel, "small": str(spec.small), "large": str(spec.large)}
+    if isinstance(spec, str | DeepReduce):
+        return str(spec)
+    raise ConfigError(f"a model is saved with a spec, a DeepReduce or a BySize in its optimizer, got {spec!r}")
+
+
+def _spec_of(plain: Any) -> str | BySize:
+    """The spec of `_plain`."""
+    return BySize(plain["numel"], parse(plain["small"]), parse(plain["large"])) if isinstance(plain, dict) else str(plain)
 
 
 def _without_all_reduce(optimizer: Any) -> Any:

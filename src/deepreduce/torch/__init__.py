@@ -6,9 +6,9 @@
 """
 
 from ..accounting import ParameterStats, Stats, StepStats
+from ..errors import PeerError
 from .allreduce import allreduce_
 from .hook import deepreduce_hook, noop_hook
-from .link import PeerError
 from .memory import TorchMemory
 from .state import DeepReduceState
 from .topology import AllGather, Server, Sharded

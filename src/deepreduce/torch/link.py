@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from ..errors import CorruptError, DeepReduceError
+from ..errors import CorruptError, PeerError
 
 Buffer = NDArray[np.uint8]
 Move = tuple[Callable[..., Any], torch.Tensor, int]
@@ -28,10 +28,6 @@ _HEAD = struct.Struct("<QIIBI")
 _MESSAGE, _FAILURE = 0, 1
 _ROOT = 0
 _MAX_FAILURE_BYTES = 2000
-
-
-class PeerError(DeepReduceError, RuntimeError):
-    """Another rank failed, is gone, or is not where this rank is."""
 
 
 @dataclass(frozen=True)

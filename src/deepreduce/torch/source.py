@@ -124,7 +124,7 @@ def _to_host(chosen: torch.Tensor) -> Positions:
 def _pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
     """The least bit pattern of a number of at least `threshold`, which is compared exactly and not rounded."""
     with np.errstate(over="ignore", under="ignore"):
-        rounded = np.array(threshold, np.float64).astype(dtype)
+        rounded = np.abs(np.array(threshold, np.float64).astype(dtype))  # -0.0 has another bit pattern than 0.0
     return int(rounded.view(f"u{dtype.itemsize}")) + int(float(rounded) < threshold)
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from .. import steps
 from ..accounting import Stats, StepStats
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError, InputError, PeerError
 from ..pipeline import DeepReduce
 from ..policy import Policy, policy_of
 from ..sparse import SparseTensor
@@ -24,7 +24,7 @@ from . import messages, sums
 from .coo import coo_like
 from .feedback import Feedback
 from .lane import Lane
-from .link import Link, PeerError, Ticket
+from .link import Link, Ticket
 from .memory import TorchMemory
 from .names import Names
 from .source import numpy_dtype, sparse_of
