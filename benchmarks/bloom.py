@@ -8,11 +8,11 @@ memory is what a decode needs above the message, in a process of its own (Linux 
 
 import argparse
 import multiprocessing
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from turns import best_of
 
 import deepreduce as dr
 from deepreduce.source import Space, as_source
@@ -20,17 +20,6 @@ from deepreduce.wire import Reader
 
 POLICIES = ("p0", "p1", "p2", "leftmost", "naive")
 MB = 1e6
-
-
-def best_of(repeat: int, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The best time of each side, taking turns."""
-    best = dict.fromkeys(sides, float("inf"))
-    for _ in range(repeat):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
 
 
 def topk(gradient: np.ndarray, count: int) -> dict[str, Callable[[], object]]:

@@ -9,11 +9,11 @@ the best time of each counts. `ratio` is encode and decode together over one arg
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
+from turns import best_of
 
 import deepreduce as dr
 from deepreduce.codec import ValueCodec
@@ -42,17 +42,6 @@ def round_trip(codec: ValueCodec, values: Values) -> tuple[bytes, int, float]:
     return part, (min(order.block, values.size) - 1).bit_length(), float(np.linalg.norm(decoded - exact) / np.linalg.norm(exact))
 
 
-def best_times(sides: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """The best time of each side, taking turns."""
-    best = dict.fromkeys(sides, float("inf"))
-    for _ in range(repeats):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
-
-
 def compare_times(count: int, repeats: int) -> None:
     values = largest(np.random.default_rng(0).standard_normal(100 * count, np.float32), count)
     sides: dict[str, Callable[[], object]] = {"argsort": lambda: np.argsort(values)}
@@ -62,7 +51,7 @@ def compare_times(count: int, repeats: int) -> None:
         shown[repr(codec)] = (8 * len(part) / count, order_bits, error)
         sides[f"{codec!r} encode"] = lambda codec=codec: codec.encode(values, 0)
         sides[f"{codec!r} decode"] = lambda codec=codec, part=part: codec.decode(Reader(part), count, values.dtype)
-    times = best_times(sides, repeats)
+    times = best_of(repeats, sides)
     print(f"{count} values; argsort {1e3 * times['argsort']:.1f} ms")
     print(f"{'codec':48} {'bits':>6} {'order':>6} {'error':>8} {'encode ms':>10} {'decode ms':>10} {'ratio':>6}")
     for name, (bits, order_bits, error) in shown.items():

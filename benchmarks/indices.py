@@ -14,7 +14,6 @@ import math
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from pcodec import ChunkConfig, standalone
+from turns import best_of
 
 import deepreduce as dr
 from deepreduce.data import NAMES, load
@@ -122,17 +122,6 @@ def bare_pcodec(kept: Positions) -> Contender:
     )
 
 
-def best_seconds(actions: list[Callable[[], object]], repeats: int) -> list[float]:
-    """The best time of each; they take turns, so that a slow moment of the machine falls on all."""
-    best = [math.inf] * len(actions)
-    for _ in range(repeats):
-        for i, action in enumerate(actions):
-            start = time.perf_counter()
-            action()
-            best[i] = min(best[i], time.perf_counter() - start)
-    return best
-
-
 def bound_bits(numel: int, nnz: int) -> float:
     """log2 C(numel, nnz) / nnz: the least for a support of which nothing but its size is known."""
     log_choices = math.lgamma(numel + 1) - math.lgamma(nnz + 1) - math.lgamma(numel - nnz + 1)
@@ -141,8 +130,8 @@ def bound_bits(numel: int, nnz: int) -> float:
 
 def measure(support: Support, repeats: int, commit: str) -> Iterator[Row]:
     found = contenders(support)
-    encode_seconds = best_seconds([each.encode for each in found], repeats)
-    decode_seconds = best_seconds([each.decode for each in found], repeats)
+    encode_seconds = best_of(repeats, {str(place): each.encode for place, each in enumerate(found)}).values()
+    decode_seconds = best_of(repeats, {str(place): each.decode for place, each in enumerate(found)}).values()
     nnz = support.kept.size
     for each, encoding, decoding in zip(found, encode_seconds, decode_seconds, strict=True):
         yield Row(

@@ -4,24 +4,12 @@ usage: python benchmarks/selection.py [--numel N] [--ratio R] [--repeat K]
 """
 
 import argparse
-import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
+from turns import best_of
 
 from deepreduce.source import DenseSource
-
-
-def best_of(repeat: int, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The best time of each side, taking turns."""
-    best = dict.fromkeys(sides, float("inf"))
-    for _ in range(repeat):
-        for name, run in sides.items():
-            start = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best
 
 
 def main() -> None:

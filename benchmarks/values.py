@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from turns import best_of
 
 import deepreduce as dr
 from deepreduce import reorder
@@ -90,17 +91,6 @@ def relative_error(values: np.ndarray, decoded: np.ndarray) -> float:
     return float(np.linalg.norm(decoded - exact) / np.linalg.norm(exact))
 
 
-def best_of(repeat: int, sides: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """The best time of each side, taking turns."""
-    best = dict.fromkeys(sides, float("inf"))
-    for _ in range(repeat + 1):  # the first turn compiles
-        for name, run in sides.items():
-            start = time.thread_time()
-            run()
-            best[name] = min(best[name], time.thread_time() - start)
-    return best
-
-
 def rows(name: str, repeat: int) -> list[dict[str, object]]:
     values = top_values(name)
     many = many_like(values)
@@ -128,7 +118,7 @@ def rows(name: str, repeat: int) -> list[dict[str, object]]:
                 "relative_error": f"{relative_error(values, decoded):.3g}",
             }
         )
-    encode_seconds, decode_seconds = best_of(repeat, encoders), best_of(repeat, decoders)
+    encode_seconds, decode_seconds = best_of(repeat + 1, encoders, time.thread_time), best_of(repeat + 1, decoders, time.thread_time)
     for row in found:
         row["encode_million_per_second"] = round(MANY / encode_seconds[str(row["codec"])] / 1e6, 1)
         row["decode_million_per_second"] = round(MANY / decode_seconds[str(row["codec"])] / 1e6, 1)
@@ -174,7 +164,7 @@ def print_speed(repeat: int) -> None:
         "zlib": lambda: zlib.decompress(zlib.compress(many.tobytes())),
     }
     sides |= {spec: both(spec) for spec in ("qsgd", "qsgd:7,norm=l2", "sketch", "sketch:7,huffman=true", "threelc", "deflate", "pco")}
-    best = best_of(repeat, sides)
+    best = best_of(repeat + 1, sides, time.thread_time)  # the first turn compiles
     print(f"\n| encode + decode of {MANY:,} values | ms | of numpy.sort | of numpy.argsort | of zlib |")
     print("|---|---:|---:|---:|---:|")
     for name, seconds in best.items():
