@@ -1,5 +1,7 @@
 """Awkward tensors: hypothesis strategies, and a fixed list for tests that go through everything."""
 
+from collections.abc import Iterable
+
 import hypothesis.extra.numpy as hnp
 import ml_dtypes
 import numpy as np
@@ -81,4 +83,10 @@ def fixed_gradients() -> list[np.ndarray]:
         normal((16, 16)).astype(BF16),
         (normal(999) * 1e-20).astype(np.float64),
         np.array([3e38, -1.0, 1e-45], np.float32),
+        *(subnormals(dtype, values) for dtype in FLOAT_DTYPES for values in ([1, 1, 1, 1], range(-40, 60))),
     ]
+
+
+def subnormals(dtype: np.dtype, multiples: Iterable[int]) -> np.ndarray:
+    """Multiples of the smallest number above 0."""
+    return np.array(multiples, dtype) * np.array(ml_dtypes.finfo(dtype).smallest_subnormal, dtype)

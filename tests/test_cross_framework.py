@@ -45,10 +45,10 @@ class Torch:
         self._messages, self._seed = messages, Seed(STEP, RANK, SIZE)
 
     def encode(self):
-        return self._messages.encode(self._units, self._seed)
+        return self._messages.encode(self._units, self._seed).blob
 
     def decode(self, blob):
-        return self._messages.decode(blob, self._units, sender=RANK)
+        return self._messages.decode(np.frombuffer(blob, np.uint8), self._units, sender=RANK)
 
 
 class TensorFlow:

@@ -19,12 +19,15 @@ version = "1.0"
 [project.entry-points."deepreduce.values"]
 negated = "dummy_codecs:Negated"
 raw = "dummy_codecs:Negated"
+broken = "dummy_broken:Broken"
+missing = "dummy_missing:Missing"
+wrong = "dummy_codecs:First"
 
 [project.entry-points."deepreduce.sparsifiers"]
 first = "dummy_codecs:First"
 
 [tool.setuptools]
-py-modules = ["dummy_codecs"]
+py-modules = ["dummy_codecs", "dummy_broken"]
 """
 
 MODULE = '''
@@ -76,6 +79,7 @@ def installed(tmp_path_factory) -> Path:
     source, target = tmp_path_factory.mktemp("dummy"), tmp_path_factory.mktemp("site")
     (source / "pyproject.toml").write_text(PYPROJECT)
     (source / "dummy_codecs.py").write_text(MODULE)
+    (source / "dummy_broken.py").write_text("raise RuntimeError('a bad day')\n")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(target)]
     subprocess.run([*pip, str(source)], check=True, capture_output=True, text=True)
     return target
@@ -98,3 +102,48 @@ def test_the_command_line_lists_them(installed):
     listed = run("from deepreduce.cli.main import main; main(['codecs'])", installed)
     assert "\nnegated " in listed.stdout
     assert "every value with the other sign, twice." in listed.stdout
+    assert "\nbroken " in listed.stdout
+    assert "a bad day" in listed.stdout
+
+
+BROKEN = """
+import sys
+import zlib
+import numpy as np
+import deepreduce as dr
+from deepreduce import registry
+
+
+def complaint(error, call, *args):
+    try:
+        call(*args)
+    except error as caught:
+        return str(caught)
+
+
+assert "unknown value codec 'rav': did you mean 'raw'?" in complaint(dr.ConfigError, dr.parse, "none/all/rav")
+assert "broken" in registry.VALUE_STAGE.names()
+assert not {"dummy_codecs", "dummy_broken"} & set(sys.modules), "names are read without importing anything"
+assert "does not load: RuntimeError: a bad day" in complaint(dr.ConfigError, dr.parse, "none/all/broken")
+assert "does not load: ModuleNotFoundError" in complaint(dr.ConfigError, dr.parse, "none/all/missing")
+assert "is not a ValueCodec" in complaint(dr.ConfigError, dr.parse, "none/all/wrong")
+
+import dummy_codecs
+blob = dr.DeepReduce(dr.Keep(), dr.All(), dummy_codecs.Negated(2)).encode(np.float32([3, 4, 5]))   # found beside the broken ones
+assert dr.inspect(blob).spec == "none/all/negated:2.0"
+
+
+def renamed(name):
+    assert len(name) == 7
+    body = blob[:-4].replace(b"negated", name)
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+assert "'missing' is installed, but 'dummy_missing:Missing' does not load" in complaint(dr.VersionError, dr.decode, renamed(b"missing"))
+assert "'nothing', which is not installed here" in complaint(dr.VersionError, dr.decode, renamed(b"nothing"))
+"""
+
+
+def test_a_broken_package_hurts_only_those_who_ask_for_it(installed):
+    used = run(BROKEN, installed)
+    assert used.returncode == 0, used.stderr

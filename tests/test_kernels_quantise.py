@@ -99,11 +99,11 @@ def test_zero_runs_of_every_length(zero_bytes):
 @given(packed=st.binary(max_size=40), count=st.integers(0, 3000))
 @settings(max_examples=150, deadline=None)
 def test_any_bytes_are_digits_or_refused(packed, count):
-    stands_for = sum(byte - 241 if byte >= 243 else 1 for byte in packed)
+    groups = [group for byte in packed for group in ([121] * (byte - 241) if byte >= 243 else [byte])]
+    expected = [group // 3**place % 3 - 1 for group in groups for place in (4, 3, 2, 1, 0)]
     digits = ternary.unpack(packed, count)
-    if stands_for == -(-count // 5):
-        assert digits.size == count
-        assert set(digits.tolist()) <= {-1, 0, 1}
+    if len(groups) == -(-count // 5) and not any(expected[count:]):
+        assert digits.tolist() == expected[:count]
     else:
         assert digits is None
 

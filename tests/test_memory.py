@@ -1,7 +1,11 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
 import deepreduce as dr
+from deepreduce.sparse import FLOAT_DTYPES
+
+from .tensors import same_bits
 
 
 def run(memory, gradients, spec):
@@ -96,3 +100,57 @@ def test_compensate_changes_nothing_and_update_checks_shapes():
 def test_settings_are_checked(settings, complaint):
     with pytest.raises(dr.ConfigError, match=complaint):
         dr.ResidualMemory(**settings)
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_finite_gradients_never_owe_infinity(dtype, momentum):
+    largest = np.array(ml_dtypes.finfo(dtype).max, dtype)
+    gradients = [np.array([largest, -largest, 1], dtype)] * 6
+    memory = dr.ResidualMemory(momentum=momentum)
+    for dense in run(memory, gradients, "topr:1/raw/raw"):
+        assert np.all(np.isfinite(dense))
+    residual = memory.state_dict()["residuals"]["w"]
+    assert residual.dtype == dtype
+    assert np.all(np.isfinite(residual))
+    assert np.any(residual != gradients[0])  # it did not stop
+
+
+def test_float16_that_overflows_goes_on():
+    sent = run(dr.ResidualMemory(), [np.float16([60000, 60001])] * 4, "topr:1/raw/raw")
+    assert [dense.tolist() for dense in sent] == [[60000, 0], [0, 65504], [65504, 0], [0, 65504]]
+
+
+def test_infinity_of_the_gradient_stays():
+    memory = dr.ResidualMemory()
+    memory.update("w", np.float16([60000, 1]), dr.SparseTensor([], np.float16([]), (2,)))
+    assert memory.compensate("w", np.float16([60000, np.inf])).tolist() == [65504, np.inf]
+
+
+def test_byte_order_and_lists_do_not_matter():
+    memory = dr.ResidualMemory(momentum=0.5)
+    swapped = run(memory, [gradient.astype(">f4") for gradient in random_gradients(4)], "topr:0.1/raw/raw")
+    native = run(dr.ResidualMemory(momentum=0.5), random_gradients(4), "topr:0.1/raw/raw")
+    assert all(same_bits(a, b) for a, b in zip(swapped, native, strict=True))
+    assert memory.compensate("w", random_gradients(1)[0].astype(">f4")).dtype == np.float32
+    resumed = dr.ResidualMemory(momentum=0.5)
+    resumed.load_state_dict({key: {"w": table["w"].astype(">f4")} for key, table in memory.state_dict().items()})
+    assert resumed.compensate("w", random_gradients(1)[0]).dtype == np.float32
+    memory = dr.ResidualMemory()
+    assert memory.compensate("list", [1.0, 2.0]).tolist() == [1, 2]
+    memory.update("list", [1.0, 2.0], dr.SparseTensor([1], np.float64([2]), (2,)))
+    assert memory.compensate("list", [0.0, 0.0]).tolist() == [1, 0]
+
+
+def test_what_is_no_gradient_is_refused():
+    memory, sent = dr.ResidualMemory(), dr.SparseTensor([], np.float32([]), (3,))
+    with pytest.raises(dr.InputError, match=r"gradient 'w' holds float16.* got int32"):
+        memory.compensate("w", np.arange(3, dtype=np.int32))
+    with pytest.raises(dr.InputError, match=r"gradient 'w' holds float16.* got int32"):
+        memory.update("w", np.arange(3, dtype=np.int32), sent)
+    with pytest.raises(dr.InputError, match="'w' is a SparseTensor, got ndarray"):
+        memory.update("w", np.ones(3, np.float32), np.ones(3, np.float32))
+    for state in (None, {"residuals": None, "velocities": {}}):
+        with pytest.raises(dr.InputError, match="a dict of dicts"):
+            memory.load_state_dict(state)
+    assert memory.state_dict() == {"residuals": {}, "velocities": {}}

@@ -82,6 +82,12 @@ def test_sparse_tensor_checks_what_it_is_given():
         ([0, 1, 2], (4,), "as many indices as values"),
         ([0.0, 1.0], (4,), "integers"),
         ([0, 1], (4, -1), "not negative"),
+        ([0, 1], (2.7,), "whole numbers, got .2.7"),
+        ([0, 1], 5, "whole numbers, got 5"),
+        ([0, 1], b"ab", "whole numbers, got b'ab'"),
+        ([0, 1], None, "whole numbers, got None"),
+        ([0, 1], (2**62, 2), r"fewer than 2\*\*63 elements"),
+        ([], (2**62, 2, 0), r"fewer than 2\*\*63 elements"),
     ]:
         with pytest.raises(dr.InputError, match=complaint):
             dr.SparseTensor(np.array(indices), values, shape)
@@ -103,6 +109,53 @@ def test_seeds():
         dr.encode(gradient, "dense", seed=-1)
     with pytest.raises(dr.InputError, match="between 0 and"):
         dr.encode(gradient, "dense", seed=2**63)
+
+
+@pytest.mark.parametrize("seed", [1.5, "3", None, [1]])
+def test_a_seed_is_a_whole_number(seed):
+    gradient = np.ones(4, np.float32)
+    with pytest.raises(dr.InputError, match="a seed is a whole number, got"):
+        dr.encode(gradient, "dense", seed=seed)
+    with pytest.raises(dr.InputError, match="a seed is a whole number, got"):
+        dr.parse("dense").encode_many({"a": gradient}, seed=seed)
+
+
+def test_numpy_numbers_are_seeds_and_limits_too():
+    gradient = np.random.default_rng(0).standard_normal(300).astype(np.float32)
+    codec, tensors = dr.parse("randomr:0.1/seeded/raw"), {"a": gradient, "b": gradient}
+    assert codec.encode(gradient, np.int8(127)) == codec.encode(gradient, 127)
+    assert codec.encode_many(tensors, np.int8(127)) == codec.encode_many(tensors, 127)
+    assert dr.decode(codec.encode(gradient), np.int64(300)).size == 300
+
+
+@pytest.mark.parametrize("max_numel", [1.5, "3", None])
+def test_max_numel_is_a_whole_number(max_numel):
+    with pytest.raises(dr.InputError, match="max_numel is a whole number, got"):
+        dr.decode(dr.encode(np.ones(2, np.float32), "dense"), max_numel)
+    with pytest.raises(dr.InputError, match="max_numel is a whole number, got"):
+        dr.decode_many(dr.parse("dense").encode_many({}), max_numel)
+
+
+@pytest.mark.parametrize("spec", [3, b"dense", None, dr.TopR(1)])
+def test_encode_takes_a_spec_or_a_codec(spec):
+    with pytest.raises(dr.ConfigError, match="a spec is a string"):
+        dr.encode(np.ones(2, np.float32), spec)
+
+
+def test_what_no_reader_takes_is_not_written():
+    deep, codec, one = np.ones((1,) * 33, np.float32), dr.parse("dense"), np.ones(1, np.float32)
+    with pytest.raises(dr.InputError, match="a tensor has 33 dimensions, at most 32"):
+        codec.encode(deep)
+    with pytest.raises(dr.InputError, match="tensor 'b' has 33 dimensions, at most 32"):
+        codec.encode_many({"a": one, "b": deep})
+    with pytest.raises(dr.InputError, match=r"tensor 'é.*65536 bytes of UTF-8, at most 65535"):
+        codec.encode_many({"é" * 32768: one})
+    with pytest.raises(dr.InputError, match=r"tensor '\\ud800': the name cannot be written in UTF-8"):
+        codec.encode_many({"\ud800": one})
+    with pytest.raises(dr.InputError, match=r"names and shapes take \d+ bytes, at most 16777216"):
+        codec.encode_many({f"{i:03}" + "x" * 65000: one for i in range(260)})
+    widest = {"x" * 65535: one, "d": deep[0]}
+    assert dr.decode_many(codec.encode_many(widest)).keys() == widest.keys()
 
 
 def test_seeded_gives_the_positions_of_randomr():
@@ -150,6 +203,19 @@ def test_any_bytes_like_can_be_decoded():
     blob = dr.encode(np.float32([1, 2]), "dense")
     for form in (bytearray(blob), memoryview(blob), np.frombuffer(blob, np.uint8), np.frombuffer(blob, np.uint8).copy()):
         assert dr.decode(form).tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("wrong", [None, "abc", [1, 2], 3, np.ones(3, ml_dtypes.bfloat16), np.zeros(8, np.uint8)[::2]])
+def test_what_is_not_bytes_is_refused(wrong):
+    for read in (dr.decode, dr.decode_many, dr.inspect):
+        with pytest.raises(dr.FormatError, match="a message is bytes, bytearray, memoryview or a uint8 array, got"):
+            read(wrong)
+
+
+def test_no_bytes_are_a_truncated_message():
+    for empty in (b"", np.zeros(0, np.uint8), np.zeros((0, 3), np.uint8)):
+        with pytest.raises(dr.TruncatedError):
+            dr.decode(empty)
 
 
 def test_decoded_arrays_are_the_callers_own():

@@ -188,9 +188,9 @@ def outcome(read, blob):
     """The dense tensors, one after the other as float64, or None for bytes that were refused."""
     try:
         tensors = read(blob)
-    except (dr.FormatError, plain_reader.Refused) as refusal:
-        return None, str(refusal)
-    return np.concatenate([tensor.reshape(-1).astype(np.float64) for tensor in tensors]), ""
+    except (dr.FormatError, plain_reader.Refused):
+        return None
+    return np.concatenate([tensor.reshape(-1).astype(np.float64) for tensor in tensors])
 
 
 def read_plainly(blob):
@@ -209,16 +209,12 @@ def small_messages():
 
 @pytest.mark.parametrize("name", [*specs(), "many"])
 def test_both_readers_refuse_the_same_sections(name, small_messages):
-    """Bytes that no writer made show what a page left open. Only padding may be refused by one reader and not by the other."""
+    """Bytes that no writer made show what a page left open."""
     rng = np.random.default_rng(len(name))
     blob = small_messages[name]
     start = len(blob) - 4 - sum(len(section) for record in container.read(blob).records for section in record.sections)
     for at in rng.integers(start, len(blob) - 4, 12):
         changed = repaired(blob[:at] + bytes((blob[at] ^ 1 << int(rng.integers(8)),)) + blob[at + 1 :])
-        plain, refusal = outcome(read_plainly, changed)
-        package, _ = outcome(read_by_package, changed)
-        if plain is None:
-            assert package is None or "padding" in refusal
-        else:
-            assert package is not None
-            assert np.array_equal(plain, package, equal_nan=True)
+        plain, package = outcome(read_plainly, changed), outcome(read_by_package, changed)
+        assert (plain is None) == (package is None)
+        assert plain is None or np.array_equal(plain, package, equal_nan=True)

@@ -6,6 +6,7 @@ import pytest
 import deepreduce as dr
 from deepreduce import registry
 from deepreduce.data import load
+from deepreduce.policy import policy_of
 from deepreduce.presets import TABLE_3
 
 PLAIN_TOP_R = 0.02
@@ -38,3 +39,31 @@ def test_stand_alone_methods_take_the_whole_gradient(layer, name, most):
 def test_table_and_presets_agree():
     for method, preset in (("3LC", "threelc"), ("SketchML", "sketchml"), ("SKCompress", "skcompress")):
         assert dr.parse(TABLE_3[method]) == dr.parse(preset)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"dense", dr.TopR(1), dr.Rice(), dr.FP16(), dr.BySize, object()])
+def test_what_is_no_spec_is_refused(wrong):
+    with pytest.raises(dr.ConfigError, match=r"a spec is a string, a DeepReduce or an object with choose\(name, source\), got"):
+        policy_of(wrong, 1024)
+
+
+def test_policies_take_specs_as_text():
+    assert dr.BySize(10, "dense", "topr:1/raw/raw") == dr.BySize(np.int64(10), dr.parse("dense"), dr.parse("topr:1/raw/raw"))
+    assert policy_of("dense", 5) == policy_of(dr.parse("dense"), 5) == dr.BySize(5, "dense", "dense")
+    policy = dr.BySize(10, "dense", "dense")
+    assert policy_of(policy, 1024) is policy
+
+
+@pytest.mark.parametrize("wrong", [3, None, dr.TopR(1), "dence"])
+def test_policies_by_size_refuse_what_is_no_codec(wrong):
+    for codecs in ((wrong, "dense"), ("dense", wrong)):
+        with pytest.raises(dr.ConfigError, match="a spec is"):
+            dr.BySize(10, *codecs)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.0, "3", None, True])
+def test_sizes_are_whole_numbers(wrong):
+    with pytest.raises(dr.ConfigError, match="BySize's numel is an int of at least 0, got"):
+        dr.BySize(wrong, "dense", "dense")
+    with pytest.raises(dr.ConfigError, match="small_tensor_numel is an int of at least 0, got"):
+        policy_of("dense", wrong)

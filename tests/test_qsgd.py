@@ -30,6 +30,13 @@ def test_size_is_bits_a_value_and_a_norm_a_bucket(bits, bucket, count):
     assert order is None
 
 
+@pytest.mark.parametrize("spec", ["none/all/qsgd", "none/all/qsgd:norm=l2", "none/all/threelc", "none/all/threelc:1.5"])
+def test_the_largest_numbers_go_without_a_warning(spec):
+    for dtype in (np.float16, np.float32, np.float64):
+        largest = np.full(4, np.finfo(dtype).max, dtype)
+        assert np.array_equal(dr.decode(dr.encode(largest, spec)), largest)
+
+
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [3, 7])
 def test_the_mean_of_many_decodes_is_the_input(top_values, bits, norm):

@@ -113,7 +113,7 @@ def test_very_few_positions_go_as_gaps(shape):
 @pytest.mark.parametrize(
     ("part", "problem"),
     [
-        (b"", "need 1 bytes"),
+        (b"", "need 1 byte"),
         (varint(0) + b"\1\2\3", "without columns"),
         (varint(2 * 4000) + b"\0" * 9, "are no 10 positions in 1 rows"),
         (varint(2 * 10**6) + b"\0" * 9, "above"),

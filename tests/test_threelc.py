@@ -11,6 +11,12 @@ from deepreduce.wire import Reader
 GRADIENT = np.array([0.5, -1.0, 0.2, 0.9, -0.4] + 10 * [0.01], np.float32)
 
 
+def test_the_bound_holds_for_subnormals_of_float16():
+    values, codec = np.full(4, 5.96e-8, np.float16), dr.ThreeLC(1.9)
+    decoded = codec.decode(Reader(codec.encode(values, seed=0)[0]), 4, values.dtype)
+    assert np.abs(decoded.astype(np.float64) - values.astype(np.float64)).max() <= codec.error_bound(values)
+
+
 @pytest.mark.parametrize(
     ("s", "scale", "section", "decoded"),
     [

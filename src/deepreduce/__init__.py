@@ -59,9 +59,12 @@ from .wire import Reader
 __version__ = "0.1.0"
 
 __all__ = [
+    "BF16",
+    "FP16",
+    "QSGD",
+    "RLE",
     "All",
     "Auto",
-    "BF16",
     "Bitmap",
     "Bloom",
     "BySize",
@@ -73,7 +76,6 @@ __all__ = [
     "Deflate",
     "Delta",
     "DeltaHuffman",
-    "FP16",
     "FitDExp",
     "FitPoly",
     "FormatError",
@@ -88,8 +90,6 @@ __all__ = [
     "PcoIndex",
     "PcoValue",
     "PeerError",
-    "QSGD",
-    "RLE",
     "RandomR",
     "RawIndex",
     "RawValue",

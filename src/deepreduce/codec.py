@@ -1,7 +1,8 @@
 """What a sparsifier, an index codec and a value codec are: three short contracts.
 
 Each is a frozen dataclass. Its fields are its parameters: they make its spec string, travel in the header of every message, and are
-checked in ``__post_init__`` by raising `ConfigError`. The reader builds the same object from the header and calls its `decode`.
+checked in ``__post_init__`` by raising `ConfigError`: their types by `Codec`, then their ranges by each codec. The reader builds the
+same object from the header and calls its `decode`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import reorder
+from .parameters import check_parameters
 from .reorder import Order
 from .source import Source, Space
 from .sparse import Positions, Values
@@ -24,7 +26,14 @@ def spelled(default: Any) -> Any:
     return field(default=default, metadata={"spelled": True})
 
 
-class Sparsifier(ABC):
+class Codec:
+    """What the three have in common: parameters of declared types."""
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+
+
+class Sparsifier(Codec, ABC):
     """Chooses which positions of a gradient are sent."""
 
     lossless: ClassVar[bool] = False
@@ -35,7 +44,7 @@ class Sparsifier(ABC):
         """The kept positions, increasing and unique; the same for the same gradient and seed."""
 
 
-class IndexCodec(ABC):
+class IndexCodec(Codec, ABC):
     """Turns positions into bytes and back."""
 
     lossless: ClassVar[bool] = True
@@ -67,7 +76,7 @@ class IndexCodec(ABC):
         return 64 + 8 * nnz
 
 
-class ValueCodec(ABC):
+class ValueCodec(Codec, ABC):
     """Turns a flat array of floats into bytes and back."""
 
     lossless: ClassVar[bool] = True

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from .errors import ConfigError, InputError
@@ -42,26 +43,32 @@ class ResidualMemory:
             raise ConfigError(f"momentum is at least 0 and below 1, got {self.momentum}")
 
     def compensate(self, name: str, gradient: Values) -> Values:
-        """The gradient with what is owed added to it: a new array. Nothing is remembered before `update`."""
+        """The gradient with what is owed added to it: a new array. Nothing is remembered before `update`.
+
+        Where the sum of two finite numbers would be infinite, it is the largest finite number of the dtype.
+        """
+        gradient = _floats(name, gradient)
         if self.momentum:
-            gradient = gradient + self._known(self._velocities, name, gradient) * gradient.dtype.type(self.momentum)
-        owed = self._known(self._residuals, name, gradient) * gradient.dtype.type(self.decay)
-        compensated: Values = gradient + owed
-        return compensated
+            gradient = _sum(gradient, self._known(self._velocities, name, gradient) * gradient.dtype.type(self.momentum))
+        return _sum(gradient, self._known(self._residuals, name, gradient) * gradient.dtype.type(self.decay))
 
     def update(self, name: str, compensated: Values, sent: SparseTensor) -> None:
         """Remember what `compensated` has and `sent` has not. A step with NaN or Inf in it is skipped whole: it leaves no trace."""
+        if not isinstance(sent, SparseTensor):
+            raise InputError(f"what was sent of {name!r} is a SparseTensor, got {type(sent).__name__}")
+        compensated = _floats(name, compensated)
         if sent.shape != compensated.shape:
             raise InputError(f"{name!r} has shape {compensated.shape}, but shape {sent.shape} was sent")
         if not np.all(np.isfinite(compensated)):
             return
         if self.momentum:
             owed = self._known(self._residuals, name, compensated) * compensated.dtype.type(self.decay)
-            velocity = np.array(compensated - owed, order="C")
+            velocity = np.array(_sum(compensated, -owed), order="C")
             velocity.reshape(-1)[sent.indices] = 0
             self._velocities[name] = velocity
         residual = np.array(compensated, order="C")
-        residual.reshape(-1)[sent.indices] -= sent.values
+        flat = residual.reshape(-1)
+        flat[sent.indices] = _sum(flat[sent.indices], -sent.values)
         self._residuals[name] = residual
 
     def _known(self, table: dict[str, Values], name: str, like: Values) -> Values:
@@ -81,10 +88,25 @@ class ResidualMemory:
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Any]]) -> None:
         """Go on from a checkpoint; what was remembered before is dropped. Nothing changes if the state is not one of ours."""
+        if not (isinstance(state, Mapping) and all(isinstance(table, Mapping) for table in state.values())):
+            raise InputError(f"a memory state is a dict of dicts, got {type(state).__name__}")
         if set(state) != {"residuals", "velocities"}:
             raise InputError(f"a memory state has the keys residuals and velocities, got {sorted(state)}")
-        loaded = {key: {name: np.array(held) for name, held in table.items()} for key, table in state.items()}
-        for table in loaded.values():
-            for name, held in table.items():
-                float_dtype(held.dtype, f"memory of {name!r}")
+        loaded = {key: {name: _floats(name, held, "memory of").copy() for name, held in table.items()} for key, table in state.items()}
         self._residuals, self._velocities = loaded["residuals"], loaded["velocities"]
+
+
+def _floats(name: str, given: Any, what: str = "gradient") -> Values:
+    """An array of floats in the byte order of this machine; the one that was given, where it is one."""
+    array = np.asarray(given)
+    return array.astype(float_dtype(array.dtype, f"{what} {name!r}"), copy=False)
+
+
+def _sum(a: Values, b: Values) -> Values:
+    """The sum in the dtype of `a`: a new array. Finite where both are: infinity would be owed for ever."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.asarray(a + b).astype(a.dtype, copy=False)
+    if np.all(np.isfinite(total)):
+        return total
+    largest = ml_dtypes.finfo(a.dtype).max  # type: ignore[no-untyped-call]
+    return np.where(np.isinf(total) & np.isfinite(a) & np.isfinite(b), np.copysign(largest, total), total)

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from .codec import Codec
 from .errors import ConfigError
+from .parameters import natural, shown
 from .pipeline import DeepReduce, Gradient, encode_many, parse
 from .source import Source
 
@@ -25,14 +27,21 @@ def policy_of(spec: str | DeepReduce | Policy, small_numel: int) -> Policy:
     >>> policy_of("topr:0.01/rice/qsgd", 1024).small == parse("dense")
     True
     """
-    if isinstance(spec, str):
-        spec = parse(spec)
-    return BySize(small_numel, small=parse("dense"), large=spec) if isinstance(spec, DeepReduce) else spec
+    small_numel = natural(small_numel, "small_tensor_numel")
+    if isinstance(spec, str | DeepReduce):
+        return BySize(small_numel, small=parse("dense"), large=_parsed(spec))
+    if isinstance(spec, Codec | type) or not callable(getattr(spec, "choose", None)):  # the `choose` of a codec is another one
+        raise ConfigError(f"a spec is a string, a DeepReduce or an object with choose(name, source), got {shown(spec)}")
+    return spec
+
+
+def _parsed(spec: str | DeepReduce) -> DeepReduce:
+    return spec if isinstance(spec, DeepReduce) else parse(spec)
 
 
 @dataclass(frozen=True)
 class BySize:
-    """Tensors below `numel` elements go by `small`, all others by `large`.
+    """Tensors below `numel` elements go by `small`, all others by `large`; a spec string will do for either.
 
     >>> import deepreduce as dr, numpy as np
     >>> policy = dr.BySize(1024, small=dr.parse("dense"), large=dr.parse("topr:0.01/raw/fp16"))
@@ -46,8 +55,9 @@ class BySize:
     large: DeepReduce
 
     def __post_init__(self) -> None:
-        if self.numel < 0:
-            raise ConfigError(f"BySize takes a number of elements of at least 0, got {self.numel}")
+        object.__setattr__(self, "numel", natural(self.numel, "BySize's numel"))
+        object.__setattr__(self, "small", _parsed(self.small))
+        object.__setattr__(self, "large", _parsed(self.large))
 
     def choose(self, name: str, source: Source) -> DeepReduce:
         """The codec for this tensor."""

@@ -7,12 +7,12 @@ built-in codecs; other packages add theirs by entry points in the groups named i
 from __future__ import annotations
 
 import difflib
-import types
+import sys
 import typing
-from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError
@@ -29,6 +29,7 @@ from .indices.rice import Rice
 from .indices.rle import RLE
 from .indices.seeded import Seeded
 from .indices.shaped import Shaped
+from .parameters import members, parameters, shown
 from .sparsify.chunktopr import ChunkTopR
 from .sparsify.none import Keep
 from .sparsify.nonzero import NonZero
@@ -44,6 +45,9 @@ from .values.qsgd import QSGD
 from .values.raw import RawValue
 from .values.sketch import Sketch
 from .values.threelc import ThreeLC
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 class Entry(NamedTuple):
@@ -113,14 +117,10 @@ class Stage:
     base: type[Any]
     table: tuple[Entry, ...]
 
-    def entries(self) -> Iterator[Entry]:
-        """The built-in codecs, then those of other packages; a built-in name cannot be taken."""
-        yield from self.table
-        yield from _third_party(self)
-
     def by_name(self, name: str) -> Entry | None:
-        """The codec of this name; other packages are asked only when no built-in one has it."""
-        return next((entry for entry in self.entries() if entry.name == name), None)
+        """The codec of this name. Another package is imported only if it is the one that has it; `ConfigError` if that fails."""
+        built_in = next((entry for entry in self.table if entry.name == name), None)
+        return built_in or (_load(self, name) if name in third_party(self) else None)
 
     def by_id(self, wire_id: int) -> Entry | None:
         """The built-in codec of this wire id."""
@@ -128,30 +128,47 @@ class Stage:
 
     def by_codec(self, codec: object) -> Entry:
         """The row of a codec object."""
-        for entry in self.entries():
+        for entry in (*self.table, *_imported(self)):
             if entry.codec is type(codec):
                 return entry
         raise ConfigError(f"{type(codec).__name__} is not a registered {self.title}; allowed: {', '.join(self.names())}")
 
     def names(self) -> list[str]:
         """All names, sorted."""
-        return sorted(entry.name for entry in self.entries())
+        return sorted([*(entry.name for entry in self.table), *third_party(self)])
 
 
 @cache
-def _third_party(stage: Stage) -> tuple[Entry, ...]:
+def third_party(stage: Stage) -> Mapping[str, EntryPoint]:
+    """What other packages add, by name; a built-in name cannot be taken. Nothing of theirs is imported."""
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
     taken = {entry.name for entry in stage.table}
-    found = {}
-    for point in sorted(entry_points(group=stage.group), key=lambda point: (point.name, point.value)):
-        if point.name in taken or point.name in found:
-            continue
+    points = sorted(entry_points(group=stage.group), key=lambda point: (point.name, point.value), reverse=True)
+    return {point.name: point for point in reversed(points) if point.name not in taken}
+
+
+@cache
+def _load(stage: Stage, name: str) -> Entry:
+    point = third_party(stage)[name]
+    try:
         codec = point.load()
-        if not (isinstance(codec, type) and issubclass(codec, stage.base)):
-            raise ConfigError(f"entry point {point.value!r} in group {stage.group!r} is not a {stage.base.__name__}")
-        found[point.name] = Entry(NAMED, point.name, codec)
-    return tuple(found.values())
+    except Exception as error:  # whatever the code of another package does when it is imported
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{stage.title} {name!r} is installed, but {point.value!r} does not load: {problem}") from error
+    if not (isinstance(codec, type) and issubclass(codec, stage.base) and is_dataclass(codec)):
+        raise ConfigError(f"entry point {point.value!r} in group {stage.group!r} is not a {stage.base.__name__} and a dataclass")
+    return Entry(NAMED, name, codec)
+
+
+def _imported(stage: Stage) -> Iterator[Entry]:
+    """The codecs of other packages that are in use already: the class of an object is one of them, or it is not registered."""
+    for name, point in third_party(stage).items():
+        if point.value.partition(":")[0].partition(".")[0] in sys.modules:
+            try:
+                yield _load(stage, name)
+            except ConfigError:
+                continue
 
 
 SPARSIFIER_STAGE = Stage("sparsifier", "deepreduce.sparsifiers", Sparsifier, SPARSIFIERS)
@@ -178,9 +195,10 @@ def parse_stages(spec: str) -> tuple[Sparsifier, IndexCodec, ValueCodec]:
     whole = PRESETS.get(spec, spec)
     pieces = whole.split("/")
     if len(pieces) != len(STAGES):
-        raise ConfigError(
-            f"a spec is sparsifier/index/value or one of the presets {', '.join(sorted(PRESETS))}; got {spec!r} with {len(pieces)} part(s)"
-        )
+        close = difflib.get_close_matches(spec, PRESETS, 1) if "/" not in spec else []
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        allowed = f"a spec is sparsifier/index/value or one of the presets {', '.join(sorted(PRESETS))}"
+        raise ConfigError(f"{allowed}; got {shown(spec)} with {len(pieces)} part(s){hint}")
     starts = [0, len(pieces[0]) + 1, len(pieces[0]) + len(pieces[1]) + 2]
     sparsifier, index, value = (
         _parse_piece(stage, whole, start, piece) for stage, start, piece in zip(STAGES, starts, pieces, strict=True)
@@ -190,11 +208,14 @@ def parse_stages(spec: str) -> tuple[Sparsifier, IndexCodec, ValueCodec]:
 
 def _parse_piece(stage: Stage, spec: str, start: int, piece: str) -> Any:
     name, colon, arguments = piece.partition(":")
-    entry = stage.by_name(name)
+    try:
+        entry = stage.by_name(name)
+    except ConfigError as error:
+        raise _pointed(str(error), spec, start, name) from error
     if entry is None:
         close = difflib.get_close_matches(name, stage.names(), 1)
         hint = f": did you mean {close[0]!r}?" if close else ";"
-        raise _pointed(f"unknown {stage.title} {name!r}{hint} allowed: {', '.join(stage.names())}", spec, start, name)
+        raise _pointed(f"unknown {stage.title} {shown(name)}{hint} allowed: {', '.join(stage.names())}", spec, start, name)
     if colon and not arguments:
         raise _pointed(f"{name!r} has a ':' but no argument", spec, start, piece)
     given = {}
@@ -214,8 +235,16 @@ def _parse_piece(stage: Stage, spec: str, start: int, piece: str) -> Any:
         raise _pointed(str(error), spec, start, piece) from None
 
 
+_POINTED = 80
+"""Characters that an error shows of a piece, and on each side of it."""
+
+
 def _pointed(problem: str, spec: str, start: int, piece: str) -> ConfigError:
-    return ConfigError(f"{problem}\n  {spec}\n  {' ' * start}{'^' * max(1, len(piece))}")
+    """The problem, and under it the piece; of a very long spec, the surroundings of the piece."""
+    first, last = max(0, start - _POINTED), start + min(len(piece), _POINTED)
+    before, after = "..." if first else "", "..." if last + _POINTED < len(spec) else ""
+    line = before + spec[first : last + _POINTED] + after
+    return ConfigError(f"{problem}\n  {line}\n  {' ' * (len(before) + start - first)}{'^' * max(1, last - start)}")
 
 
 def _parse_argument(entry: Entry, argument: str, number: int) -> tuple[str, object]:
@@ -223,10 +252,10 @@ def _parse_argument(entry: Entry, argument: str, number: int) -> tuple[str, obje
     key, equals, value = argument.partition("=")
     if not equals:
         if number or not kinds:
-            raise ConfigError(f"{entry.name} takes {signature(entry)}, got {argument!r}")
+            raise ConfigError(f"{entry.name} takes {signature(entry)}, got {shown(argument)}")
         key, value = next(iter(kinds)), argument
     if key not in kinds:
-        raise ConfigError(f"{entry.name} has no parameter {key!r}; it takes {signature(entry)}")
+        raise ConfigError(f"{entry.name} has no parameter {shown(key)}; it takes {signature(entry)}")
     return key, parse_value(value, kinds[key], f"{entry.name}'s {key}")
 
 
@@ -249,21 +278,9 @@ def missing_parameters(entry: Entry, given: dict[str, Any]) -> list[str]:
     return [name for name in required if name not in given]
 
 
-@cache
-def parameters(codec: Any) -> dict[str, Any]:
-    """The parameters of a codec class and their types, in order."""
-    hints = typing.get_type_hints(codec)
-    return {f.name: hints[f.name] for f in fields(codec)}
-
-
-def _members(kind: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    return typing.get_args(kind) if is_union else (kind,)
-
-
 def _kind_name(kind: Any) -> str:
     names = []
-    for member in _members(kind):
+    for member in members(kind):
         if typing.get_origin(member) is Literal:
             names += [str(choice) for choice in typing.get_args(member)]
         else:
@@ -273,12 +290,12 @@ def _kind_name(kind: Any) -> str:
 
 def parse_value(text: str, kind: Any, what: str) -> object:
     """A parameter from its text; ``auto`` is None where the type allows None."""
-    for member in _members(kind):
+    for member in members(kind):
         try:
             return _parse_as(text, member)
         except (KeyError, ValueError):
             continue
-    raise ConfigError(f"{what} is {_kind_name(kind)}, got {text!r}")
+    raise ConfigError(f"{what} is {_kind_name(kind)}, got {shown(text)}")
 
 
 def _parse_as(text: str, kind: Any) -> object:
@@ -333,6 +350,6 @@ def from_wire_arguments(entry: Entry, arguments: str) -> Any:
     texts = arguments.split(",") if arguments else []
     kinds = parameters(entry.codec)
     if len(texts) > len(kinds):
-        raise ConfigError(f"{entry.name} takes {len(kinds)} parameters, got {arguments!r}")
+        raise ConfigError(f"{entry.name} takes {len(kinds)} parameters, got {shown(arguments)}")
     given = {key: parse_value(text, kind, f"{entry.name}'s {key}") for text, (key, kind) in zip(texts, kinds.items(), strict=False)}
     return build(entry, given)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Part = bytes | memoryview
 
+MAX_TEXT_BYTES = 65535
+
 
 def varint(number: int) -> bytes:
     """LEB128: seven bits a byte, least significant first.
@@ -63,7 +65,7 @@ class Reader:
 
     def take(self, size_bytes: int) -> memoryview:
         """The next bytes, as a view."""
-        if size_bytes > self.remaining:
+        if not 0 <= size_bytes <= self.remaining:
             raise TruncatedError(f"need {size_bytes} bytes at offset {self.offset}, have {self.remaining}")
         start = self.offset
         self.offset += size_bytes
@@ -94,7 +96,7 @@ class Reader:
                 return number
         raise CorruptError(f"a number at offset {self.offset} is longer than 10 bytes")
 
-    def text(self, limit: int = 65535) -> str:
+    def text(self, limit: int = MAX_TEXT_BYTES) -> str:
         """A string with its length in front."""
         raw = bytes(self.take(self.varint(limit)))
         try:

@@ -2,6 +2,7 @@
 
 import os
 from collections import OrderedDict
+from datetime import timedelta
 
 import jax
 import jax.numpy as jnp
@@ -135,7 +136,22 @@ def test_a_policy_may_choose_by_name():
     assert means["head"].tolist() == [1, 5]
 
 
-@pytest.mark.parametrize("wrong", [{"memory": "all"}, {"seed": -1}, {"small_tensor_numel": -1}, {"spec": "topr:0.01/nonsense/raw"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory": "all"},
+        {"seed": -1},
+        {"seed": 1.5},
+        {"seed": None},
+        {"timeout": 300},
+        {"timeout": timedelta()},
+        {"small_tensor_numel": -1},
+        {"small_tensor_numel": "7"},
+        {"spec": "topr:0.01/nonsense/raw"},
+        {"spec": None},
+        {"spec": dr.TopR(1)},
+    ],
+)
 def test_wrong_options_are_refused(wrong):
     with pytest.raises(dr.ConfigError):
         compressed_mean(**{"spec": SPEC} | wrong)

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from .. import registry
 from ..anatomy import MessageInfo, TensorInfo, inspect
+from ..errors import ConfigError
 from ..presets import TABLE_3
 from . import files, output
 
@@ -97,8 +98,10 @@ def run_codecs(args: argparse.Namespace) -> None:
         table = _titled(f"{stage.title}s")
         for column in ("name", "parameters", "what it does"):
             table.add_column(column, overflow="fold")
-        for entry in stage.entries():
+        for entry in stage.table:
             table.add_row(entry.name, registry.signature(entry), _summary(entry.codec))
+        for name in registry.third_party(stage):
+            table.add_row(name, *_of_another_package(stage, name))
         console.print(table, "")
     for title, specs in (("presets", registry.PRESETS), ("the paper's methods (its Table 3)", TABLE_3)):
         table = _titled(title)
@@ -107,6 +110,15 @@ def run_codecs(args: argparse.Namespace) -> None:
         for name, spec in specs.items():
             table.add_row(Text(name), spec)
         console.print(table, "")
+
+
+def _of_another_package(stage: registry.Stage, name: str) -> tuple[str, str]:
+    """Its parameters and what it does, or why that cannot be said."""
+    try:
+        entry = stage.by_name(name)
+        return (registry.signature(entry), _summary(entry.codec)) if entry else ("", "")
+    except ConfigError as error:
+        return "", str(error)
 
 
 def _titled(title: str) -> Table:

@@ -21,6 +21,7 @@ MIN_FPR, MAX_FPR = 1e-15, 0.99
 _MAX_AUTO_FPR = 0.5
 _MAX_HASHES = 50
 _VALUE_BITS = 32
+_HARMLESS = 2**16
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,8 @@ def _conflict_sets(bloom: Filter, space: Space, wanted: int) -> Positions:
     size_bits = 8 * bloom.bits.size
     positives = bloom.all_positives(space)
     # Every set of every positive takes memory. A writer's filter has bits for what was kept, and few positives that probe many of them.
-    if bloom.hashes * wanted > 8 * size_bits + 64 or bloom.hashes * positives.size > bloom.hashes * wanted + space.numel + 4096:
+    probes, kept_probes = bloom.hashes * positives.size, bloom.hashes * wanted
+    if probes > kept_probes + space.numel + _HARMLESS or kept_probes > 8 * size_bits + _HARMLESS:
         raise CorruptError(
             f"a Bloom filter of {size_bits} bits and {bloom.hashes} hashes has {positives.size} of {space.numel} positions "
             f"for {wanted} kept ones: no writer makes that"

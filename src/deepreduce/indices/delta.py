@@ -44,6 +44,7 @@ class Delta(GapCodec):
             raise CorruptError(f"gaps that reach beyond {numel} positions")
         if (used_bits + 7) // 8 != len(packed):
             raise CorruptError(f"gaps end after {(used_bits + 7) // 8} of {len(packed)} bytes")
+        kernels.bits.expect_padding(packed, used_bits)
         return positions.view(np.int64)
 
     def _size_bytes(self, kept: Positions, numel: int) -> int:

@@ -123,7 +123,9 @@ def read(view: memoryview, count: int, limit: int) -> tuple[Positions, int]:
         raise TruncatedError(f"{len(packed)} bytes hold less than {count} Rice codes")
     if used_bits == kernels.gaps.BEYOND_LIMIT:
         raise CorruptError(f"Rice codes that add up to {limit} or more")
-    return sums.view(np.int64), front_bytes + (used_bits + 7) // 8
+    used_bytes = (used_bits + 7) // 8
+    kernels.bits.expect_padding(packed[:used_bytes], used_bits)
+    return sums.view(np.int64), front_bytes + used_bytes
 
 
 def expect_all_used(view: memoryview, used_bytes: int) -> None:

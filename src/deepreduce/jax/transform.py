@@ -16,6 +16,7 @@ from jax.experimental import io_callback
 
 from ..accounting import Stats
 from ..errors import ConfigError, InputError
+from ..parameters import natural, shown
 from ..pipeline import DeepReduce
 from ..policy import Policy, policy_of
 from ..sparse import float_dtype
@@ -69,9 +70,9 @@ def compressed_mean(
     """
     if memory not in ("residual", "none"):
         raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
-    if seed < 0:
-        raise ConfigError(f"a seed is at least 0, got {seed}")
-    reducer = Reducer(policy_of(spec, small_tensor_numel), seed, Stats(history))
+    if not isinstance(timeout, timedelta) or timeout <= timedelta():
+        raise ConfigError(f"timeout is a timedelta above 0, got {shown(timeout)}")
+    reducer = Reducer(policy_of(spec, small_tensor_numel), natural(seed, "seed"), Stats(history))
     collective, coordinator = Collective(), Coordinator(timeout)
 
     def init(params: optax.Params) -> CompressedMeanState:

@@ -101,7 +101,7 @@ def pack(digits: Digits) -> bytes:
 
 
 def unpack(packed: bytes | memoryview, count: int) -> Digits | None:
-    """The `count` digits; None where the bytes do not stand for exactly so many.
+    """The `count` digits; None where the bytes do not stand for exactly so many and the zeros after them.
 
     >>> unpack(bytes.fromhex("c9ff"), 75)[:6]
     array([ 1,  0,  0,  0, -1,  0], dtype=int8)
@@ -111,6 +111,9 @@ def unpack(packed: bytes | memoryview, count: int) -> Digits | None:
         return None
     folded = np.empty(size_bytes, np.uint8)
     if _stretch(np.frombuffer(packed, np.uint8), folded) != size_bytes:
+        return None
+    padding = 3 ** (size_bytes * DIGITS_A_BYTE - count)
+    if size_bytes and folded[-1] % padding != ZERO % padding:
         return None
     digits = np.empty(count, np.int8)
     _unfold(folded, digits)

@@ -1,16 +1,21 @@
 """How many elements to keep: a ratio (float) or a count (int)."""
 
+from typing import Any
+
 from ..errors import ConfigError
 
 
 def check_amount(amount: float, who: str) -> None:
     """Refuse what is neither a ratio in (0, 1] nor a count of at least 1."""
-    if isinstance(amount, bool) or not isinstance(amount, int | float):
-        raise ConfigError(f"{who} takes a ratio (float) or a count (int), got {amount!r}")
     if isinstance(amount, int) and amount < 1:
         raise ConfigError(f"{who} keeps a count of at least 1, got {amount}")
     if isinstance(amount, float) and not 0 < amount <= 1:
         raise ConfigError(f"{who} keeps a ratio above 0 and at most 1.0, got {amount} (a count is an int)")
+
+
+def same_amount(one: Any, other: Any) -> bool:
+    """Whether two sparsifiers are equal: the count 1 and the ratio 1.0 are not."""
+    return type(one) is type(other) and (type(one.amount), one.amount) == (type(other.amount), other.amount)
 
 
 def count_of(amount: float, numel: int) -> int:

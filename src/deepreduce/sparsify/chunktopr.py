@@ -21,6 +21,7 @@ class ChunkTopR(Sparsifier):
     chunk: int = 4096
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.count <= self.chunk < 2**31:
             raise ConfigError(f"chunktopr takes 1 <= count <= chunk < 2**31, got count {self.count} and chunk {self.chunk}")
 

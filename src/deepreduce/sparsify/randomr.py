@@ -6,7 +6,7 @@ from .. import kernels
 from ..codec import Sparsifier
 from ..source import Source
 from ..sparse import Positions
-from .amount import check_amount, count_of
+from .amount import check_amount, count_of, same_amount
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,11 @@ class RandomR(Sparsifier):
     amount: int | float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_amount(self.amount, "randomr")
+
+    def __eq__(self, other: object) -> bool:
+        return same_amount(self, other)
 
     def select(self, source: Source, seed: int) -> Positions:
         return kernels.draw.sample(source.numel, count_of(self.amount, source.numel), seed)

@@ -20,6 +20,7 @@ class Threshold(Sparsifier):
     level: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.level < float("inf"):
             raise ConfigError(f"threshold takes a finite level of at least 0, got {self.level}")
 

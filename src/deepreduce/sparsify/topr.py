@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..codec import Sparsifier
 from ..source import Source
 from ..sparse import Positions
-from .amount import check_amount, count_of
+from .amount import check_amount, count_of, same_amount
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,11 @@ class TopR(Sparsifier):
     amount: int | float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_amount(self.amount, "topr")
+
+    def __eq__(self, other: object) -> bool:
+        return same_amount(self, other)
 
     def select(self, source: Source, seed: int) -> Positions:
         return source.top(count_of(self.amount, source.numel))

@@ -16,7 +16,8 @@ from .source import add_sparse_, numpy_dtype
 
 @dataclass
 class TorchMemory:
-    """`deepreduce.ResidualMemory` for tensors: the same results to the bit, and nothing of the gradient's size leaves its device.
+    """`deepreduce.ResidualMemory` for tensors: the same results to the bit where no sum overflows, and nothing of the gradient's size
+    leaves its device.
 
     `decay` is how much of the residual is carried over. `momentum` corrects for the delay as in DGC: it is accumulated before the
     selection, so the optimizer should then have none. Two tensors of a gradient's size are held for each.

@@ -35,6 +35,7 @@ class Deflate(ValueCodec):
     shuffle: bool | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.level <= 9:
             raise ConfigError(f"the level of deflate lies between 1 and 9, got {self.level}")
 

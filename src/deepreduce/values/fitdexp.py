@@ -35,6 +35,7 @@ class FitDExp(CurveCodec):
     kinds: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._check_block()
 
     @property

@@ -142,6 +142,7 @@ class FitPoly(CurveCodec):
     kinds: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.segments not in (None, "paper", *range(1, 256)):
             raise ConfigError(f"segments are 1 to 255, paper or auto (None), got {self.segments!r}")
         if not 0 <= self.degree <= 15:

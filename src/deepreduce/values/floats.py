@@ -39,4 +39,4 @@ def round_up(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
     """
     with np.errstate(over="ignore"):
         rounded = numbers.astype(np.float32)
-    return np.where(rounded < numbers, np.nextafter(rounded, np.float32(np.inf)), rounded)
+        return np.where(rounded < numbers, np.nextafter(rounded, np.float32(np.inf)), rounded)

@@ -33,6 +33,7 @@ class PcoValue(ValueCodec):
     level: int = 8
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.level <= 12:
             raise ConfigError(f"the level of pco lies between 0 and 12, got {self.level}")
 

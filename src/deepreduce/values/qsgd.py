@@ -36,12 +36,11 @@ class QSGD(LossyValueCodec):
     norm: Literal["max", "l2"] = "max"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 2 <= self.bits <= 8:
             raise ConfigError(f"bits of qsgd lie between 2 and 8, got {self.bits}")
         if not 1 <= self.bucket <= 2**30:
             raise ConfigError(f"a bucket of qsgd has 1 to 2**30 values, got {self.bucket}")
-        if self.norm not in ("max", "l2"):
-            raise ConfigError(f"the norm of qsgd is max or l2, got {self.norm!r}")
 
     @property
     def levels(self) -> int:
@@ -73,9 +72,10 @@ class QSGD(LossyValueCodec):
 
     def error_bound(self, values: Values) -> Values:
         """One level of the value's own bucket, and the rounding to the dtype."""
-        step = 1 / self.levels + float(limits(values.dtype).eps)
+        rounding = limits(values.dtype)
+        step = 1 / self.levels + float(rounding.eps)
         norms = self._norms(values).astype(np.float64)
-        return np.repeat(norms, self.bucket)[: values.size] * step
+        return np.repeat(norms, self.bucket)[: values.size] * step + float(rounding.smallest_subnormal)
 
     def max_bytes(self, nnz: int, dtype: np.dtype[Any]) -> int:
         return 4 * -(-nnz // self.bucket) + (nnz * self.bits + 7) // 8

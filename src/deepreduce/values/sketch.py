@@ -43,6 +43,7 @@ class Sketch(LossyValueCodec):
     columns: float = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.bits <= 8:
             raise ConfigError(f"bits of sketch lie between 1 and 8, got {self.bits}")
         if self.groups and not (2 <= self.groups < self.buckets and self.groups.bit_count() == 1):

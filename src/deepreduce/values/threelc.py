@@ -33,6 +33,7 @@ class ThreeLC(LossyValueCodec):
     s: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.s < 2:
             raise ConfigError(f"the sparsity multiplier s of threelc lies in [1, 2), got {self.s}")
 
@@ -57,7 +58,8 @@ class ThreeLC(LossyValueCodec):
 
     def error_bound(self, values: Values) -> float:
         """Half of M, and the rounding of M to the dtype."""
-        return self._scale(values) * (0.5 + float(limits(values.dtype).eps))
+        rounding = limits(values.dtype)
+        return self._scale(values) * (0.5 + float(rounding.eps)) + float(rounding.smallest_subnormal)
 
     def max_bytes(self, nnz: int, dtype: np.dtype[Any]) -> int:
         return 4 + -(-nnz // 5)
