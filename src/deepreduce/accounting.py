@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
+_LOCK = threading.Lock()  # of all stats: one of their own would keep them from being pickled
+
+
 @dataclass
 class ParameterStats:
     """One parameter in one step: what this rank encoded of it."""
@@ -136,7 +139,6 @@ class Stats:
         self.steps: deque[StepStats] = deque(maxlen=history)
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
         self._open = StepStats(step=-1)
-        self._lock = threading.Lock()
 
     @property
     def last(self) -> StepStats:
@@ -145,7 +147,7 @@ class Stats:
 
     def add(self, bucket: StepStats, last: bool = True) -> None:
         """One bucket of a step is done; with the last one, the step is listed. From any thread: buckets of an allreduce end on several."""
-        with self._lock:
+        with _LOCK:
             if not last and self.steps and self.steps[-1].step == bucket.step:
                 self.steps[-1].merge(bucket)  # the last bucket was counted before this one
             else:
