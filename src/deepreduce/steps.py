@@ -12,9 +12,10 @@ import numpy as np
 
 from . import container
 from .container import Record
-from .errors import CorruptError
+from .errors import CorruptError, DeepReduceError, InputError
 from .indices.seeded import Seeded
 from .pipeline import DeepReduce, parse
+from .policy import Policy
 from .source import as_source
 from .sparse import Shape, SparseTensor, Values
 
@@ -51,6 +52,15 @@ def record_of(content: Values | SparseTensor, codec: DeepReduce, seed: int) -> R
     """
     exception = _exception(content)
     return codec.record(as_source(content), seed) if exception is None else LITERAL.record(as_source(exception), 0)
+
+
+def chosen_record(policy: Policy, label: str, number: int, content: Values | SparseTensor, seed: Seed) -> Record:
+    """A gradient by the codec that the policy has for it; an error names the gradient."""
+    try:
+        codec = policy.choose(label, as_source(content))
+        return record_of(content, codec, seed.of(number, codec))
+    except DeepReduceError as error:
+        raise InputError(f"{label}: {error}") from error
 
 
 def _exception(content: Values | SparseTensor) -> SparseTensor | None:

@@ -161,7 +161,7 @@ def test_the_no_op_hook_does_not_communicate():
         ({"topology": "ring"}, "topology is one of allgather, server, sharded or dense"),
         ({"memory": "all"}, "memory is 'residual', 'none' or a TorchMemory"),
         ({"per": "model"}, "per is 'parameter' or 'bucket'"),
-        ({"seed": -1}, "a seed is at least 0"),
+        ({"seed": -1}, "a seed is an int of at least 0, got -1"),
     ],
 )
 def test_wrong_options_are_refused_when_the_state_is_made(options, problem):

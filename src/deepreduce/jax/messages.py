@@ -6,24 +6,17 @@ from collections.abc import Sequence
 
 from .. import steps
 from ..container import Record
-from ..errors import DeepReduceError, FormatError, InputError
+from ..errors import FormatError
 from ..pipeline import restore
 from ..policy import Policy
-from ..source import as_source
 from ..sparse import SparseTensor, Values
 from ..steps import Seed
 
 
 def encode(names: Sequence[str], arrays: Sequence[Values], policy: Policy, seed: Seed) -> bytes:
     """One message."""
-    encoded = []
-    for number, (name, array) in enumerate(zip(names, arrays, strict=True)):
-        try:
-            codec = policy.choose(name, as_source(array))
-            encoded.append(steps.record_of(array, codec, seed.of(number, codec)))
-        except DeepReduceError as error:
-            raise InputError(f"{name}: {error}") from error
-    return steps.write(encoded)
+    numbered = enumerate(zip(names, arrays, strict=True))
+    return steps.write([steps.chosen_record(policy, name, number, array, seed) for number, (name, array) in numbered])
 
 
 def decode(blob: bytes, names: Sequence[str], likes: Sequence[Values], sender: int) -> list[SparseTensor]:

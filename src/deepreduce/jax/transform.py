@@ -72,7 +72,7 @@ def compressed_mean(
         raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
     if not isinstance(timeout, timedelta) or timeout <= timedelta():
         raise ConfigError(f"timeout is a timedelta above 0, got {shown(timeout)}")
-    reducer = Reducer(policy_of(spec, small_tensor_numel), natural(seed, "seed"), Stats(history))
+    reducer = Reducer(policy_of(spec, small_tensor_numel), natural(seed, "a seed"), Stats(history))
     collective, coordinator = Collective(), Coordinator(timeout)
 
     def init(params: optax.Params) -> CompressedMeanState:

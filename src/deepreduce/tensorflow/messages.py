@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from .. import steps
 from ..accounting import Stats, StepStats
-from ..errors import CorruptError, DeepReduceError, FormatError, InputError, PeerError
+from ..errors import CorruptError, FormatError, PeerError
 from ..pipeline import restore
 from ..policy import Policy
-from ..source import as_source
 from ..sparse import Shape, SparseTensor, Values
 from ..steps import Seed
 from .gradients import Dense, Rows
@@ -64,12 +63,7 @@ class Messenger:
     def _encode(self, slots: Sequence[Slot], seed: Seed, arrays: list[Any], stats: StepStats) -> bytes:
         records = []
         for slot in slots:
-            content = slot.take(arrays).content
-            try:
-                codec = self.policy.choose(slot.label, as_source(content))
-                records.append(steps.record_of(content, codec, seed.of(slot.number, codec)))
-            except DeepReduceError as error:
-                raise InputError(f"{slot.label}: {error}") from error
+            records.append(steps.chosen_record(self.policy, slot.label, slot.number, slot.take(arrays).content, seed))
             stats.count(slot.label, records[-1])
         blob = steps.write(records)
         stats.message_bytes = len(blob)

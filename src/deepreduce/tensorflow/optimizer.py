@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ..accounting import Stats
 from ..errors import ConfigError
+from ..parameters import natural
 from ..pipeline import DeepReduce, parse
 from ..policy import BySize, Policy, policy_of
 from ..source import as_source
@@ -55,8 +56,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     ) -> None:
         if memory not in ("residual", "none"):
             raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
-        if seed < 0:
-            raise ConfigError(f"a seed is at least 0, got {seed}")
+        seed = natural(seed, "a seed")
         super().__init__(learning_rate=0.0, name=name)
         self._messenger = Messenger(policy_of(spec, small_tensor_numel), seed, history)
         self._settings = {"spec": spec, "memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}

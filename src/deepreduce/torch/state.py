@@ -16,6 +16,7 @@ import torch.distributed as dist
 from .. import steps
 from ..accounting import Stats, StepStats
 from ..errors import ConfigError, InputError, PeerError
+from ..parameters import natural
 from ..pipeline import DeepReduce
 from ..policy import Policy, policy_of
 from ..sparse import SparseTensor
@@ -102,15 +103,13 @@ class DeepReduceState:
     ) -> None:
         if per not in ("parameter", "bucket"):
             raise ConfigError(f"per is 'parameter' or 'bucket', got {per!r}")
-        if seed < 0:
-            raise ConfigError(f"a seed is at least 0, got {seed}")
         self.policy = policy_of(spec, small_tensor_numel)
         self.process_group = process_group
         self.topology = _topology(topology)
         self.per = per
         self.names = Names(model)
         self.step = 0
-        self.seed = seed
+        self.seed = natural(seed, "a seed")
         self._spec, self._memory_name, self._small_numel = _title(spec), str(memory), small_tensor_numel
         self._scaler, self._timeout = scaler, timeout
         self._feedback = Feedback(_memory(memory))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from .. import steps
 from ..sparse import Shape, SparseTensor, Values
 from .convert import to_torch
 from .source import add_sparse_
@@ -28,7 +29,7 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def widened(values: Values) -> Values:
     """Values in the dtype to add up in."""
-    return values.astype(np.float32) if values.dtype.itemsize == 2 else values
+    return values.astype(steps.wide_dtype(values.dtype), copy=False)
 
 
 def shares(parts: Sequence[SparseTensor]) -> list[SparseTensor]:
@@ -148,17 +149,10 @@ def narrow(content: Content, dtype: Any) -> Content:
     tensor([6.5504e+04, 1.0000e+00], dtype=torch.float16)
     """
     if isinstance(content, SparseTensor):
-        return content if content.dtype == dtype else SparseTensor(content.indices, _clipped(content.values, dtype), content.shape)
+        return content if content.dtype == dtype else SparseTensor(content.indices, steps.narrow(content.values, dtype), content.shape)
     if content.dtype == dtype or content.numel() == 0:
         return content.to(dtype)
     largest = torch.finfo(dtype).max
     low, high = (float(bound) for bound in torch.aminmax(content))
     beyond = np.isfinite(low) and np.isfinite(high) and (low < -largest or high > largest)
     return (content.clamp(-largest, largest) if beyond else content).to(dtype)
-
-
-def _clipped(values: Values, dtype: np.dtype[Any]) -> Values:
-    import ml_dtypes  # knows the limits of bfloat16 as well
-
-    largest = float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
-    return np.where(np.isfinite(values), np.clip(values, -largest, largest), values).astype(dtype)
