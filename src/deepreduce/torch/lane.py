@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections.abc import Callable
@@ -10,12 +11,13 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_PATIENCE_SECONDS = 1.0
+_PATIENCE_SECONDS = 5.0
 Job = tuple[Callable[[], Any], "Future[Any]"]
+_running: dict[threading.Thread, SimpleQueue[Job | None]] = {}
 
 
 class Lane:
-    """One thread that does what it is given, in that order; it starts with the first job and never keeps a process from ending.
+    """One thread that does what it is given, in that order; it starts with the first job, and a process ends without it if it hangs.
 
     >>> lane = Lane("demo")
     >>> lane.submit(lambda: 6 * 7).result()
@@ -30,19 +32,20 @@ class Lane:
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue a job; its result, or the error it raised, comes by the future."""
         if self._thread is None:
-            self._thread = threading.Thread(target=_serve, args=(self._jobs,), name=self._name, daemon=True)
-            self._thread.start()
-            weakref.finalize(self, _stop, self._jobs, self._thread)
+            self._thread = _started(self._name, self._jobs)
+            weakref.finalize(self, self._jobs.put, None)
         promise: Future[T] = Future()
         self._jobs.put((work, promise))
         return promise
 
 
-def _stop(jobs: SimpleQueue[Job | None], thread: threading.Thread) -> None:
-    """End a lane, at the latest when the interpreter does: a thread that then still is inside torch would bring the process down."""
-    jobs.put(None)
-    if thread is not threading.current_thread():
-        thread.join(_PATIENCE_SECONDS)
+def _started(name: str, jobs: SimpleQueue[Job | None]) -> threading.Thread:
+    for ended in [thread for thread in _running if not thread.is_alive()]:
+        del _running[ended]
+    thread = threading.Thread(target=_serve, args=(jobs,), name=name, daemon=True)
+    thread.start()
+    _running[thread] = jobs
+    return thread
 
 
 def _serve(jobs: SimpleQueue[Job | None]) -> None:
@@ -53,3 +56,15 @@ def _serve(jobs: SimpleQueue[Job | None]) -> None:
         except BaseException as error:
             promise.set_exception(error)
         del job, work, promise  # a job holds gradients: none must live on while the lane waits for the next one
+
+
+@atexit.register
+def _leave() -> None:
+    """End all lanes before the interpreter ends: a thread that still is inside torch then would bring the process down.
+
+    Also those whose `Lane` is gone. Their last job may be what held it, with the whole process group, and be about to close that.
+    """
+    for jobs in _running.values():
+        jobs.put(None)
+    for thread in _running:
+        thread.join(_PATIENCE_SECONDS)
