@@ -165,15 +165,18 @@ def can_link():
         return False
 
 
-def test_links_are_removed_after_a_failure():
+def test_links_use_cubic_and_are_removed_after_a_failure():
     if not can_link():
         pytest.skip("no network namespaces here: they need Linux, root and iproute2")
+    has_cubic = "cubic" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()
 
     def fail(rate):
         with links.shaped_links(2, rate) as hosts:
             names = [host.namespace for host in hosts]
             reached = subprocess.run(hosts[0].command(["ip", "address"]), capture_output=True, text=True, check=True).stdout
             assert hosts[0].address in reached
+            routes = subprocess.run(hosts[1].command(["ip", "route"]), capture_output=True, text=True, check=True).stdout
+            assert ("congctl cubic" in routes) == has_cubic
             assert set(names) <= set(links._namespaces())
             raise ValueError(*names)
 

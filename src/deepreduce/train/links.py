@@ -28,6 +28,7 @@ _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
 _INTERFACE = "eth0"
 _SUBNET = "10.83"
 _LATENCY = "400ms"
+_CONGESTION = "cubic"  # the default of Linux; bbr, which some hosts have, holds short messages back below the rate of the link
 _NAME = re.compile(r"dr(\d+)(w|b|v)\d*")
 
 
@@ -111,6 +112,9 @@ def _attach(prefix: str, bridge: str, number: int, bits: int | None) -> Host:
     _run(*inside, "address", "add", f"{address}/24", "dev", _INTERFACE)
     _run(*inside, "link", "set", "lo", "up")
     _run(*inside, "link", "set", _INTERFACE, "up")
+    if _CONGESTION in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
+        subnet = f"{address.rpartition('.')[0]}.0/24"
+        _run(*inside, "route", "change", subnet, "dev", _INTERFACE, "src", address, "congctl", _CONGESTION)
     if bits is not None:
         _run("tc", "qdisc", "add", "dev", outer, "root", *_bucket(bits))
         _run("tc", "-n", namespace, "qdisc", "add", "dev", _INTERFACE, "root", *_bucket(bits))
