@@ -34,7 +34,16 @@ class Codec:
 
 
 class Sparsifier(Codec, ABC):
-    """Chooses which positions of a gradient are sent."""
+    """Chooses which positions of a gradient are sent.
+
+    >>> from deepreduce.source import as_source
+    >>> class Positive(Sparsifier):
+    ...     def select(self, source, seed):
+    ...         given = source.all()
+    ...         return given[source.gather(given) > 0]
+    >>> Positive().select(as_source(np.float32([1, -4, 2, 0])), seed=0)
+    array([0, 2])
+    """
 
     lossless: ClassVar[bool] = False
     """Whether everything but zeros is kept."""
@@ -45,7 +54,17 @@ class Sparsifier(Codec, ABC):
 
 
 class IndexCodec(Codec, ABC):
-    """Turns positions into bytes and back."""
+    """Turns positions into bytes and back.
+
+    >>> class Wide(IndexCodec):
+    ...     def encode(self, kept, space, seed):
+    ...         return kept.astype("<u8").tobytes(), kept
+    ...     def decode(self, part, nnz, space):
+    ...         return part.array("<u8", nnz).astype(np.int64)
+    >>> section, support = Wide().encode(np.array([3, 500]), Space((32, 32)), seed=0)
+    >>> Wide().decode(Reader(section), 2, Space((32, 32)))
+    array([  3, 500])
+    """
 
     lossless: ClassVar[bool] = True
     """Whether the reader always sees exactly the positions that the sparsifier kept."""
@@ -77,7 +96,17 @@ class IndexCodec(Codec, ABC):
 
 
 class ValueCodec(Codec, ABC):
-    """Turns a flat array of floats into bytes and back."""
+    """Turns a flat array of floats into bytes and back.
+
+    >>> class Plain(ValueCodec):
+    ...     def encode(self, values, seed):
+    ...         return values.tobytes(), None
+    ...     def decode(self, part, nnz, dtype):
+    ...         return part.array(dtype, nnz)
+    >>> section, order = Plain().encode(np.float32([0.5, -4]), seed=0)
+    >>> Plain().decode(Reader(section), 2, np.dtype(np.float32))
+    array([ 0.5, -4. ], dtype=float32)
+    """
 
     lossless: ClassVar[bool] = True
     """Whether every value comes back with the same bits."""
@@ -104,7 +133,12 @@ class ValueCodec(Codec, ABC):
 
 
 class LossyValueCodec(ValueCodec):
-    """A value codec that computes in float32: values it cannot hold, NaN and Inf among them, are sent raw instead."""
+    """A value codec that computes in float32: values it cannot hold, NaN and Inf among them, are sent raw instead.
+
+    >>> import deepreduce as dr
+    >>> dr.QSGD().choose(np.float32([1, np.nan]))
+    RawValue()
+    """
 
     lossless: ClassVar[bool] = False
 

@@ -18,7 +18,12 @@ from .wire import Reader, varint
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """`permutation[i]` is where the i-th value of the value section belongs; no entry leaves its block of `block` places."""
+    """`permutation[i]` is where the i-th value of the value section belongs; no entry leaves its block of `block` places.
+
+    >>> order = Order(np.array([2, 0, 1]), block=3)
+    >>> restore(np.array([7.0, 5.0, 6.0]), order.permutation)
+    array([5., 6., 7.])
+    """
 
     permutation: Positions
     block: int

@@ -13,6 +13,7 @@ from .bitmap import Bitmap
 from .delta import Delta
 from .deltahuffman import DeltaHuffman
 from .gapcodec import GapCodec
+from .keys import key_bytes
 from .pco import PcoIndex
 from .raw import RawIndex
 from .rice import Rice
@@ -55,7 +56,7 @@ class Auto(IndexCodec):
 
     def estimates(self, kept: Positions, space: Space) -> dict[IndexCodec, float]:
         """Bytes that each codec would take; of two with the same size, the one that is faster to decode comes first."""
-        raw_bytes = kept.size * (4 if space.numel <= 2**32 else 8)
+        raw_bytes = kept.size * key_bytes(space.numel)
         sizes: dict[IndexCodec, float] = {RawIndex(): raw_bytes, Bitmap(): (space.numel + 7) // 8}
         if space.numel > GapCodec.MAX_NUMEL:
             return sizes

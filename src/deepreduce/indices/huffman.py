@@ -7,17 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..codec import IndexCodec
-from ..reorder import Order
 from ..source import Space
 from ..sparse import Positions
 from ..wire import Reader
+from .keys import KeyCodec, key_bytes
 
 _COUNT_BITS = 48
 
 
 @dataclass(frozen=True)
-class HuffmanIndex(IndexCodec):
+class HuffmanIndex(KeyCodec):
     """`huffman`: Huffman code over the bytes of 32-bit keys (64-bit for tensors above 2**32 elements), as in the paper's section 11.
 
     Lossless. One code for all bytes, from how often each byte occurs in the keys 0 to numel - 1: reader and writer both compute it, so that
@@ -32,35 +31,26 @@ class HuffmanIndex(IndexCodec):
     """
 
     def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        keys = kept.astype(f"<u{_key_bytes(space.numel)}")
+        keys = kept.astype(f"<u{key_bytes(space.numel)}")
         return kernels.huffman.encode(keys.view(np.uint8).astype(np.uint16), code_lengths(space.numel)), kept
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
-        key_bytes = _key_bytes(space.numel)
-        symbols = kernels.huffman.decode(part.rest(), code_lengths(space.numel), nnz * key_bytes)
-        return symbols.astype(np.uint8).view(f"<u{key_bytes}").astype(np.int64)
-
-    def attach(self, index_part: bytes, support: Positions, order: Order | None, space: Space) -> tuple[bytes, bytes]:
-        if order is None:
-            return index_part, b""
-        return self.encode(support[order.permutation], space, seed=0)[0], b""
+        width = key_bytes(space.numel)
+        symbols = kernels.huffman.decode(part.rest(), code_lengths(space.numel), nnz * width)
+        return symbols.astype(np.uint8).view(f"<u{width}").astype(np.int64)
 
     def max_bytes(self, nnz: int, space: Space) -> int:
-        return 2 * _key_bytes(space.numel) * nnz
+        return 2 * key_bytes(space.numel) * nnz
 
 
-def _key_bytes(numel: int) -> int:
-    return 4 if numel <= 2**32 else 8
+def byte_counts(numel: int, width_bytes: int) -> list[int]:
+    """How often each byte occurs in the keys 0 to numel - 1 of this width, without enumerating them.
 
-
-def byte_counts(numel: int, key_bytes: int) -> list[int]:
-    """How often each byte occurs in the keys 0 to numel - 1, without enumerating them.
-
-    >>> byte_counts(300, key_bytes=4)[:2], byte_counts(300, key_bytes=4)[43:45]
+    >>> byte_counts(300, width_bytes=4)[:2], byte_counts(300, width_bytes=4)[43:45]
     ([858, 46], [2, 1])
     """
     counts = [0] * 256
-    for place in range(key_bytes):
+    for place in range(width_bytes):
         run = 256**place  # keys in a row with the same byte in this place; after 256 runs it starts again
         rounds, left = divmod(numel, 256 * run)
         for byte in range(256):
@@ -71,7 +61,7 @@ def byte_counts(numel: int, key_bytes: int) -> list[int]:
 @lru_cache(maxsize=256)
 def code_lengths(numel: int) -> NDArray[np.uint8]:
     """The code for the keys of a tensor of this size; not to be written to."""
-    counts = byte_counts(numel, _key_bytes(numel))
+    counts = byte_counts(numel, key_bytes(numel))
     excess_bits = max(sum(counts).bit_length() - _COUNT_BITS, 0)
     scaled = np.array([-(-count >> excess_bits) for count in counts], np.int64)
     return kernels.huffman.code_lengths(scaled)
