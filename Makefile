@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_INSTALLED := $(VENV)/.demo-installed
 INSTALLED := $(VENV)/.installed
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+# Modules are compiled when they are first imported; most never are.
+INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
 PARALLEL := -n auto --maxprocesses 8
 
@@ -23,10 +24,13 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy --strict src
 
-# The core first: it compiles the kernels once, before many worker processes would each do so at the same time.
+# The core first: it compiles the kernels once, before many worker processes would each do so at the same time. Then each framework by
+# itself: its workers are forked from a server that has imported it already, and there is one such server in a process.
 unit: $(INSTALLED)
 	$(BIN)/pytest $(PARALLEL) tests/test_*.py src
-	$(BIN)/pytest tests/jax tests/tensorflow tests/torch
+	$(BIN)/pytest tests/jax
+	$(BIN)/pytest tests/tensorflow
+	$(BIN)/pytest tests/torch
 
 # The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
 bounds: $(INSTALLED)
