@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_INSTALLED := $(VENV)/.demo-installed
 INSTALLED := $(VENV)/.installed
-# Modules are compiled when they are first imported; most never are.
+# Modules are compiled when they are first imported, as most never are; that must be kept, for all the worker processes of a test run.
+export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
 PARALLEL := -n auto --maxprocesses 8
