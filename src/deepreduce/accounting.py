@@ -18,6 +18,15 @@ if TYPE_CHECKING:
 _LOCK = threading.Lock()  # of all stats: one of their own would keep them from being pickled
 
 
+def ring_bytes(gradient_bytes: int, workers: int) -> int:
+    """What a worker sends in a ring allreduce of dense gradients.
+
+    >>> ring_bytes(1000, workers=2), ring_bytes(1000, workers=4)
+    (1000, 1500)
+    """
+    return 2 * (workers - 1) * gradient_bytes // workers
+
+
 @dataclass
 class ParameterStats:
     """One parameter in one step: what this rank encoded of it."""
@@ -99,7 +108,7 @@ class StepStats:
         self.dense_bytes += prod(record.shape) * record.dtype.itemsize
 
     def merge(self, bucket: StepStats) -> None:
-        """Add what one bucket of this step cost."""
+        """Add what something else cost: one bucket of this step, or one step of many."""
         self.dense_bytes += bucket.dense_bytes
         self.message_bytes += bucket.message_bytes
         self.sent_bytes += bucket.sent_bytes

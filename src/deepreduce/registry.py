@@ -144,8 +144,11 @@ def third_party(stage: Stage) -> Mapping[str, EntryPoint]:
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
     taken = {entry.name for entry in stage.table}
-    points = sorted(entry_points(group=stage.group), key=lambda point: (point.name, point.value), reverse=True)
-    return {point.name: point for point in reversed(points) if point.name not in taken}
+    found: dict[str, EntryPoint] = {}
+    for point in sorted(entry_points(group=stage.group), key=lambda point: (point.name, point.value)):
+        if point.name not in taken:
+            found.setdefault(point.name, point)
+    return found
 
 
 @cache

@@ -88,13 +88,19 @@ def at_least(bits: Bits, mask: int, least: int) -> Positions:
 
 
 def above(bits: Bits, dtype: np.dtype[Any], threshold: float) -> Positions:
-    """Positions with |x| >= threshold, and NaN. The threshold is compared exactly, not rounded to the dtype."""
+    """Positions with |x| >= threshold, and NaN."""
+    return at_least(bits, ALL_BITS[dtype.itemsize] >> 1, pattern_of(threshold, dtype))
+
+
+def pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
+    """The least bit pattern of a number of at least `threshold`, which is compared exactly and not rounded to the dtype.
+
+    >>> hex(pattern_of(1.0, np.dtype(np.float16))), hex(pattern_of(1.0001, np.dtype(np.float16)))
+    ('0x3c00', '0x3c01')
+    """
     with np.errstate(over="ignore", under="ignore"):
         rounded = np.abs(np.array(threshold, np.float64).astype(dtype))  # -0.0 has another bit pattern than 0.0
-    least = int(rounded.view(bits.dtype))
-    if float(rounded) < threshold:
-        least += 1
-    return at_least(bits, ALL_BITS[dtype.itemsize] >> 1, least)
+    return int(rounded.view(f"u{dtype.itemsize}")) + int(float(rounded) < threshold)
 
 
 def top(bits: Bits, dtype: np.dtype[Any], count: int) -> Positions:

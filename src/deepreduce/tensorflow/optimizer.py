@@ -165,7 +165,7 @@ def _plain(spec: Any) -> Any:
 
 def _spec_of(plain: Any) -> str | BySize:
     """The spec of `_plain`."""
-    return BySize(plain["numel"], parse(plain["small"]), parse(plain["large"])) if isinstance(plain, dict) else str(plain)
+    return BySize(**plain) if isinstance(plain, dict) else str(plain)
 
 
 def _without_all_reduce(optimizer: Any) -> Any:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ..accounting import StepStats
+from ..accounting import StepStats, ring_bytes
 
 if TYPE_CHECKING:
     from .state import DeepReduceState
@@ -27,8 +27,8 @@ def all_reduce(
 
     def count(reduced: Future[list[torch.Tensor]]) -> torch.Tensor:
         dense_bytes = buffer.numel() * buffer.element_size()
-        ring_bytes = 2 * (size - 1) * dense_bytes // size
-        state.stats().add(StepStats(step, dense_bytes, dense_bytes, ring_bytes, exchange_seconds=time.perf_counter() - start), last)
+        seconds = time.perf_counter() - start
+        state.stats().add(StepStats(step, dense_bytes, dense_bytes, ring_bytes(dense_bytes, size), exchange_seconds=seconds), last)
         mean = reduced.value()[0]
         if owed and bool(torch.isfinite(mean).all()):  # a step with NaN or Inf in it is skipped
             state.paid(owed)

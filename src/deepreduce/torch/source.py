@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from .. import kernels
 from ..container import DEFAULT_MAX_NUMEL
 from ..errors import InputError
 from ..pipeline import read_named, read_single, restore
@@ -87,7 +88,7 @@ class TorchSource(Source):
         return to_numpy(candidates[~tied | (tied.cumsum(0) <= ties)])
 
     def above(self, threshold: float) -> Positions:
-        return _to_host(self._magnitudes() >= _pattern_of(threshold, self.dtype))
+        return _to_host(self._magnitudes() >= kernels.selection.pattern_of(threshold, self.dtype))
 
     def chunk_top(self, chunk: int, count: int) -> Positions:
         if self.numel == 0:
@@ -109,7 +110,7 @@ class TorchSource(Source):
 
     @property
     def _infinity(self) -> int:
-        return _pattern_of(np.inf, self.dtype)
+        return kernels.selection.pattern_of(np.inf, self.dtype)
 
     def _magnitudes(self) -> torch.Tensor:
         """The bits of |x| as numbers: they sort like |x|, then Inf, then NaN. At least 32 bits, as a digit has 16."""
@@ -119,13 +120,6 @@ class TorchSource(Source):
 
 def _to_host(chosen: torch.Tensor) -> Positions:
     return to_numpy(chosen.nonzero().reshape(-1))
-
-
-def _pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
-    """The least bit pattern of a number of at least `threshold`, which is compared exactly and not rounded."""
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = np.abs(np.array(threshold, np.float64).astype(dtype))  # -0.0 has another bit pattern than 0.0
-    return int(rounded.view(f"u{dtype.itemsize}")) + int(float(rounded) < threshold)
 
 
 def _cut(keys: torch.Tensor, rank: torch.Tensor, itemsize: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -195,8 +195,7 @@ class DeepReduceState:
     @torch.no_grad()
     def _pack(self, bucket: Bucket, link: Link, watch: Stopwatch, ready: Callable[[], None]) -> Packed:
         ready()
-        if self._failure is not None:
-            raise PeerError(f"deepreduce stopped after an earlier failure: {self._failure}")
+        self._refuse_after_failure()
         with watch("encode"):
             if self._scaler is not None:
                 self._feedback.rescale(self._scaler.get_scale())
@@ -215,8 +214,7 @@ class DeepReduceState:
     def _ship(self, bucket: Bucket, link: Link, watch: Stopwatch, packing: Future[Packed]) -> None:
         sent_before = link.sent_bytes
         try:
-            if self._failure is not None:
-                raise PeerError(f"deepreduce stopped after an earlier failure: {self._failure}")
+            self._refuse_after_failure()
             error = packing.exception()
             parcel = packing.result().parcel if error is None else self._active.failed(error, link.size)
             if self._scaler is not None:
@@ -230,6 +228,10 @@ class DeepReduceState:
             self._failure = self._failure or failure
             link.close()
             raise
+
+    def _refuse_after_failure(self) -> None:
+        if self._failure is not None:
+            raise PeerError(f"deepreduce stopped after an earlier failure: {self._failure}")
 
     def _unpack(self, bucket: Bucket, packed: Packed, delivery: Delivery) -> None:
         if delivery.finite:

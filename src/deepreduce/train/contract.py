@@ -99,15 +99,6 @@ class Record:
         return {"event": "run", "record": asdict(self)}
 
 
-def ring_bytes(gradient_bytes: int, workers: int) -> int:
-    """What a worker sends in a ring allreduce of dense gradients.
-
-    >>> ring_bytes(1000, workers=2), ring_bytes(1000, workers=4)
-    (1000, 1500)
-    """
-    return 2 * (workers - 1) * gradient_bytes // workers
-
-
 def evaluation_steps(steps: int, evaluations: int) -> set[int]:
     """After which steps quality is measured: evenly spaced, the last one always.
 

@@ -20,12 +20,12 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from ..accounting import StepStats
+from ..accounting import StepStats, ring_bytes
 from ..errors import ConfigError
 from ..jax import compressed_mean
 from . import jax_models
 from .batches import Batch
-from .contract import Emit, Plan, ring_bytes, serve
+from .contract import Emit, Plan, serve
 from .run import Job, Run, read, train_all
 from .tasks import task_of
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..accounting import StepStats
+from ..accounting import StepStats, ring_bytes
 from .batches import Batch, Data
-from .contract import Emit, Event, Plan, Record, Throttle, evaluation_steps, ring_bytes
+from .contract import Emit, Event, Plan, Record, Throttle, evaluation_steps
 from .tasks import read_data, task_of
 
 WARM_UP_STEPS = 3
@@ -73,22 +73,14 @@ class Ledger:
 
     total: float = 0.0
     forward_backward: float = 0.0
-    encode: float = 0.0
-    decode: float = 0.0
-    message_bytes: int = 0
-    dense_bytes: int = 0
-    sent_bytes: int = 0
+    cost: StepStats = field(default_factory=lambda: StepStats(step=0))
     exchanges: list[float] = field(default_factory=list)
 
     def add(self, seconds: float, computing: float, cost: StepStats) -> None:
         """Count one step, of which forward and backward pass took `computing` seconds."""
         self.total += seconds
         self.forward_backward += computing
-        self.encode += cost.encode_seconds
-        self.decode += cost.decode_seconds
-        self.message_bytes += cost.message_bytes
-        self.dense_bytes += cost.dense_bytes
-        self.sent_bytes += cost.sent_bytes
+        self.cost.merge(cost)
 
     def seconds(self, everyone: NDArray[np.float64]) -> dict[str, float]:
         """The parts, given the exchanges of every rank. Who comes last to an exchange waits for nobody: its time is the network's."""
@@ -96,8 +88,8 @@ class Ledger:
         return {
             "total": self.total,
             "forward_backward": self.forward_backward,
-            "encode": self.encode,
-            "decode": self.decode,
+            "encode": self.cost.encode_seconds,
+            "decode": self.cost.decode_seconds,
             "communication": communication,
             "waiting": float(np.sum(self.exchanges)) - communication,
         }
@@ -183,13 +175,13 @@ class Run(ABC):
         return bool((digests == digests[0]).all())
 
     def _note(self, step: int, loss: float, quality: float) -> None:
-        spent = {"bytes_sent": self.ledger.sent_bytes, "seconds": self.ledger.total}
+        spent = {"bytes_sent": self.ledger.cost.sent_bytes, "seconds": self.ledger.total}
         self._curve.append({"step": step, "loss": loss, "quality": quality} | spent)
 
     def _record(self, identical: bool) -> Record:
         qualities = [point["quality"] for point in self._curve]
-        ledger = self.ledger
-        largest = self.gathered([ledger.sent_bytes, ledger.dense_bytes, ledger.message_bytes]).max(0)
+        ledger, cost = self.ledger, self.ledger.cost
+        largest = self.gathered([cost.sent_bytes, cost.dense_bytes, cost.message_bytes]).max(0)
         sent_bytes, dense_bytes, message_bytes = map(int, largest)
         return Record(
             spec=self.spec,

@@ -14,12 +14,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ..accounting import StepStats
+from ..accounting import StepStats, ring_bytes
 from ..errors import ConfigError
 from ..tensorflow import DistributedOptimizer
 from . import tensorflow_cluster, tensorflow_models
 from .batches import Batch
-from .contract import Emit, Plan, ring_bytes, serve
+from .contract import Emit, Plan, serve
 from .run import WARM_UP_STEPS, Job, Run, read, train_all
 from .tasks import Task
 
