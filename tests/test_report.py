@@ -54,6 +54,15 @@ def training():
     return training_page(outcome)
 
 
+def test_runs_that_the_host_slowed_down_are_named():
+    outcome = Outcome(Plan("digits", "mlp", SPECS, workers=2, batch=32, steps=210, evaluations=10, learning_rate=0.1), provenance())
+    outcome.records += [record(spec, 1.0) for spec in SPECS]
+    assert not outcome.disturbance()
+    outcome.records[1].stolen_share = 0.071
+    assert f"{SPECS[1]} 7.1%" in training_page(outcome)
+    assert SPECS[2] not in outcome.disturbance()
+
+
 @pytest.fixture(scope="module")
 def benchmark():
     gradient = np.random.default_rng(0).standard_normal(5000).astype(np.float32)

@@ -176,8 +176,8 @@ def _finish(outcome: Outcome, json_path: Path | None, folder: Path | None) -> No
     for spec, points in points_below_dense(outcome.records).items():
         where = f"{points:.1f} points below" if points > 0.05 else f"{-points:.1f} points above" if points < -0.05 else "equal to"
         print(f"{spec}: {where} dense")
-    if outcome.outlook():
-        print(outcome.outlook())
+    for remark in filter(None, (outcome.outlook(), outcome.disturbance())):
+        print(remark)
     if json_path:
         _write(json_path, outcome.write_json)
         print(f"wrote {json_path}")

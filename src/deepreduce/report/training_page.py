@@ -38,7 +38,7 @@ def training_page(outcome: Outcome) -> str:
     notes = (
         "Seconds are those of the training steps, without evaluation. Encoding and exchange run beside the backward pass, so the parts may "
         "add up to more than the whole. Communication counts from when the last worker is there; before that it is waiting. "
-        f"{outcome.outlook()}"
+        f"{outcome.outlook()} {outcome.disturbance()}"
     )
     return page(
         f"deepreduce train: {plan.task}",

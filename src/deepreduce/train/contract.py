@@ -76,6 +76,7 @@ class Record:
     `message_bytes` is what the codec made of the gradients; `bytes_sent` is what a worker put on the network for it, by the topology, and
     `bytes_dense` what an allreduce of dense gradients puts there (`ring_bytes`). Of the seconds, `communication` counts only while the last
     worker to arrive was in it: waiting for slower workers is `waiting`. Parts may overlap, so they may add up to more than `total`.
+    `stolen_share` of the time of the cores was used by the host of this (virtual) machine for others: seconds are longer for it.
     """
 
     spec: str
@@ -91,6 +92,7 @@ class Record:
     seconds: dict[str, float]
     replicas_identical: bool
     gradient_zeros: float
+    stolen_share: float = 0.0
     losses: list[tuple[int, float]] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
 

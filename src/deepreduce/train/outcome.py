@@ -13,6 +13,8 @@ from ..report.quantity import in_bytes, in_percent, in_seconds, in_times
 from .contract import Plan, Record
 from .links import parse_rate
 
+_DISTURBING_SHARE = 0.02
+
 
 class Outcome:
     """A plan and the records of its runs; all workers on `one_machine`, or who knows where."""
@@ -66,6 +68,12 @@ class Outcome:
             return ""
         busy = (f"{record.spec} {in_seconds(link_seconds(record, rate) / record.steps)}" for record in self.records)
         return f"These workers share one machine's memory. A link of {rate} a worker would be busy with each step for: {', '.join(busy)}."
+
+    def disturbance(self) -> str:
+        """Which runs the host of a virtual machine slowed down by giving its cores to others; nothing where it did not."""
+        slowed = (f"{record.spec} {in_percent(record.stolen_share)}" for record in self.records if record.stolen_share >= _DISTURBING_SHARE)
+        listed = ", ".join(slowed)
+        return f"The host of this machine used its cores for others, so these seconds are too long: {listed} of the time." if listed else ""
 
 
 def ratio(record: Record) -> float:

@@ -95,12 +95,38 @@ class Ledger:
         }
 
 
+class StolenTime:
+    """The share of the cores' time that the host of this virtual machine used for others, since this was made. 0 where no system tells.
+
+    >>> 0 <= StolenTime().share() <= 1
+    True
+    """
+
+    _STEAL = 7  # of the times in /proc/stat; those after it are part of others
+
+    def __init__(self) -> None:
+        self._start = self._times()
+
+    def share(self) -> float:
+        """So far."""
+        spent = [now - then for now, then in zip(self._times(), self._start, strict=True)]
+        return spent[self._STEAL] / sum(spent) if sum(spent) > 0 else 0.0
+
+    def _times(self) -> list[int]:
+        try:
+            first, *_ = Path("/proc/stat").read_text().splitlines()
+        except OSError:
+            return [0] * (self._STEAL + 1)
+        return [int(time) for time in first.split()[1 : self._STEAL + 2]]
+
+
 class Run(ABC):
     """One spec, trained from the initial weights of the plan's seed. A framework fills in what is abstract."""
 
     def __init__(self, job: Job, spec: str) -> None:
         self.job, self.plan, self.spec, self.task = job, job.plan, spec, task_of(job.plan.task)
         self.ledger = Ledger()
+        self._stolen = StolenTime()
         self._losses: list[tuple[int, float]] = []
         self._curve: list[dict[str, float]] = []
 
@@ -197,6 +223,7 @@ class Run(ABC):
             seconds=ledger.seconds(self.gathered(ledger.exchanges)),
             replicas_identical=identical,
             gradient_zeros=self.zeros(),
+            stolen_share=self._stolen.share(),
             losses=self._losses,
             curve=self._curve,
         )
