@@ -94,10 +94,10 @@ def _share(cores: Sequence[int], rank: int, workers: int) -> Sequence[int]:
 
 @contextmanager
 def _only_on(cores: Sequence[int]) -> Iterator[None]:
-    """What is started inside stays on these cores, and pushes nothing from them by waking up (SCHED_BATCH). Linux only.
+    """What is started inside stays on these cores, and does not push others from them by waking up (SCHED_BATCH). Linux only.
 
-    Otherwise an exchange of 2 ms may take 6: a thread of gloo that finds a connection locked tries again without end, and with few cores it
-    may do so in the place of the thread that holds the lock.
+    Workers that share few cores get in each other's way otherwise: a thread of gloo that finds a connection locked tries again without end,
+    and may do so on the core of the thread that holds the lock. An exchange of 2 ms then takes 6.
     """
     if sys.platform != "linux":
         yield

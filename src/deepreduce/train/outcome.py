@@ -71,9 +71,10 @@ class Outcome:
 
     def disturbance(self) -> str:
         """Which runs the host of a virtual machine slowed down by giving its cores to others; nothing where it did not."""
-        slowed = (f"{record.spec} {in_percent(record.stolen_share)}" for record in self.records if record.stolen_share >= _DISTURBING_SHARE)
-        listed = ", ".join(slowed)
-        return f"The host of this machine used its cores for others, so these seconds are too long: {listed} of the time." if listed else ""
+        slowed = [f"{record.spec} {in_percent(record.stolen_share)}" for record in self.records if record.stolen_share >= _DISTURBING_SHARE]
+        if not slowed:
+            return ""
+        return f"The host of this machine gave its cores to others for part of the time, so seconds are longer: {', '.join(slowed)}."
 
 
 def ratio(record: Record) -> float:
