@@ -69,8 +69,9 @@ def launch(plan: Plan, listen: Emit) -> None:
         environment = {"WORLD_SIZE": str(plan.workers), "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
         workers: list[Worker] = []
         stack.callback(_end_all, workers)
+        all_cores = _cores()
         for rank, host in enumerate(hosts):
-            cores = _share(_cores(), rank, plan.workers)
+            cores = _share(all_cores, rank, plan.workers)
             with _only_on(cores):
                 workers.append(_start(module, plan, rank, host, environment | {"OMP_NUM_THREADS": _threads(cores)}))
         _listen_to(workers, listen)
