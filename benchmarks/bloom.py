@@ -15,8 +15,8 @@ import numpy as np
 from turns import best_of
 
 import deepreduce as dr
+from deepreduce.reader import Reader
 from deepreduce.source import Space, as_source
-from deepreduce.wire import Reader
 
 POLICIES = ("p0", "p1", "p2", "leftmost", "naive")
 MB = 1e6

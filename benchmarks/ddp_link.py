@@ -1,6 +1,6 @@
 """Seconds a training step over a real 100 Mbit/s link, and the bytes that the network interface counts.
 
-Every rank of a DDP training runs in a network namespace of its own on a shaped link (`deepreduce.train.links`), so that every byte between
+Every rank of a DDP training runs in a network namespace of its own on a shaped link (`deepreduce.lab.train.links`), so every byte between
 them crosses it. Needs root and iproute2. The namespaces are removed afterwards, even if a run fails.
 
     python benchmarks/ddp_link.py                          # all rows: over the link, and over an unshaped one for the overhead
@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from deepreduce.train.links import Host, shaped_links
+from deepreduce.lab.train.links import Host, shaped_links
 
 ROWS = [
     ("plain DDP", None, "dense"),

@@ -17,8 +17,8 @@ from turns import best_of
 
 import deepreduce as dr
 from deepreduce.codec import ValueCodec
-from deepreduce.data import NAMES, load
-from deepreduce.wire import Reader
+from deepreduce.lab.data import NAMES, load
+from deepreduce.reader import Reader
 
 TIMED = (dr.FitPoly(), dr.FitPoly(2), dr.FitPoly(8, block=2**24), dr.FitDExp(), dr.FitDExp(2**24))
 SEGMENTS = (1, 2, 4, "paper", None)

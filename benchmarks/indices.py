@@ -24,10 +24,10 @@ from pcodec import ChunkConfig, standalone
 from turns import best_of
 
 import deepreduce as dr
-from deepreduce.data import NAMES, load
+from deepreduce.lab.data import NAMES, load
+from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE
 from deepreduce.source import Space, as_source
-from deepreduce.wire import Reader
 
 UNIFORM_NUMEL = 16_800_000
 UNIFORM_DENSITIES = (0.001, 0.01, 0.1)

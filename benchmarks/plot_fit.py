@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 import deepreduce as dr
 from deepreduce import kernels
-from deepreduce.data import load
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader
 from deepreduce.values.fitpoly import CurveCodec
-from deepreduce.wire import Reader
 
 LAYER = "l.8.c2.weight"
 WHOLE = 2**24

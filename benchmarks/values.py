@@ -22,9 +22,9 @@ from turns import best_of
 
 import deepreduce as dr
 from deepreduce import reorder
-from deepreduce.data import NAMES, load
+from deepreduce.lab.data import NAMES, load
 from deepreduce.presets import TABLE_3
-from deepreduce.wire import Reader
+from deepreduce.reader import Reader
 
 MANY = 255_570
 LAYER = "l.8.c2.weight"

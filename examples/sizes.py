@@ -5,7 +5,7 @@ from rich.console import Console
 from rich.table import Table
 
 import deepreduce as dr
-from deepreduce.data import load
+from deepreduce.lab.data import load
 
 SPECS = [
     "dense",

@@ -39,8 +39,8 @@ def repaired(blob: bytes) -> bytes:
 
 def decode_any(blob: bytes, max_numel: int = 2**20) -> object:
     """Decode a message of either kind."""
-    from deepreduce import container
+    from deepreduce import message
 
-    if container.read(blob, max_numel).names is None:
+    if message.read(blob, max_numel).names is None:
         return dr.decode(blob, max_numel)
     return dr.decode_many(blob, max_numel)

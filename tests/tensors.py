@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from deepreduce.sparse import FLOAT_DTYPES
+from deepreduce.tensor import FLOAT_DTYPES
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 

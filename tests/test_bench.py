@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce.bench.measure import RoundTripError, check, measure
-from deepreduce.bench.peers import measure_peers
-from deepreduce.bench.specs import DEFAULT, FIGURE_10
 from deepreduce.cli.main import main
-from deepreduce.data import load
+from deepreduce.lab.bench.measure import RoundTripError, check, measure
+from deepreduce.lab.bench.peers import measure_peers
+from deepreduce.lab.bench.specs import DEFAULT, FIGURE_10
+from deepreduce.lab.data import load
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.indices.bloom import Filter
+from deepreduce.reader import Reader, varint
 from deepreduce.source import Space
-from deepreduce.wire import Reader, varint
 
 from .tensors import same_bits
 

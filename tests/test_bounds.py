@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce import container
+from deepreduce import message
 from deepreduce.accounting import Stats, StepStats
-from deepreduce.wire import varint
+from deepreduce.reader import varint
 
 DENSE = np.float32([1, -2, 0, 3])
 
@@ -17,7 +17,7 @@ DENSE = np.float32([1, -2, 0, 3])
 def test_a_filter_that_no_writer_makes_is_refused():
     ones = b"\0" + bytes([50]) + varint(64) + b"\xff" * 64  # 50 hashes, and every position is a positive
     stages = (dr.Keep(), dr.Bloom("p2"), dr.RawValue())
-    blob = container.write([container.Record((2**20,), np.dtype(np.float32), 1, stages, ones, b"", bytes(4))])
+    blob = message.write([message.Record((2**20,), np.dtype(np.float32), 1, stages, ones, b"", bytes(4))])
     dr.decode(dr.encode(np.ones(100, np.float32), "topr:0.1/bloom:p2,fpr=0.1/raw"))  # compiles
     tracemalloc.start()
     with pytest.raises(dr.CorruptError, match="no writer makes that"):

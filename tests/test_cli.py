@@ -8,7 +8,7 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.cli.main import main
-from deepreduce.data import load
+from deepreduce.lab.data import load
 
 
 def run(*arguments):

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import deepreduce as dr
 from deepreduce import indices, registry, reorder, sparsify, values
+from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, STAGES, VALUE_STAGE
 from deepreduce.source import Space, as_source
-from deepreduce.wire import Reader
 
 from .samples import SAMPLES, codecs_of
 from .tensors import fixed_gradients, gradients, same_bits, supports

@@ -11,8 +11,8 @@ from scipy.optimize import curve_fit
 
 import deepreduce as dr
 from deepreduce import kernels, reorder
-from deepreduce.data import load
-from deepreduce.wire import Reader, varint
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader, varint
 
 FITPOLY, FITDEXP = dr.FitPoly(), dr.FitDExp()
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce import container, kernels
+from deepreduce import kernels, message
+from deepreduce.reader import varint
 from deepreduce.values.fitpoly import CurveCodec
-from deepreduce.wire import varint
 
 from .messages import decode_any, messages, repaired, specs
 from .tensors import same_bits
@@ -100,7 +100,7 @@ def flips(blob, places):
 
 def coded_sections(blob):
     """The places of each section, but for the coefficients of curves: their lowest bits may be lost in the rounding of the values."""
-    (record,) = container.read(blob).records
+    (record,) = message.read(blob).records
     start = len(blob) - 4 - sum(map(len, record.sections))
     for part in record.sections:
         size, value = len(part), record.stages[2]

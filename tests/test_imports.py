@@ -10,7 +10,7 @@ import pytest
 import deepreduce
 
 ROOT = Path(deepreduce.__file__).parent
-OUTER = {"torch", "tensorflow", "jax", "bench", "train", "report", "cli"}
+OUTER = {"torch", "tensorflow", "jax", "lab", "cli"}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "optax"}
 
 
@@ -47,8 +47,7 @@ def test_only_an_adapter_imports_its_framework():
             "tensorflow": {"tensorflow", "keras"},
             "jax": {"jax", "optax"},
             "torch": {"torch"},
-            "train": FRAMEWORKS,
-            "bench": FRAMEWORKS,
+            "lab": FRAMEWORKS,
         }
         assert frameworks <= allowed.get(place, set()), path
 

@@ -11,10 +11,10 @@ from pcodec.wrapped import FileCompressor
 
 import deepreduce as dr
 from deepreduce import reorder
-from deepreduce.data import load
 from deepreduce.indices.huffman import byte_counts, code_lengths
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader, varint
 from deepreduce.source import Space, as_source
-from deepreduce.wire import Reader, varint
 
 CODECS = [dr.HuffmanIndex(), dr.DeltaHuffman(), dr.PcoIndex()]
 

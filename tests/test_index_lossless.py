@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deepreduce as dr
-from deepreduce.data import load
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE
 from deepreduce.source import Space, as_source
-from deepreduce.wire import Reader
 
 from .tensors import supports
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deepreduce.errors import CorruptError, FormatError, TruncatedError
 from deepreduce.kernels import huffman, prefixes
-from deepreduce.wire import Reader
+from deepreduce.reader import Reader
 
 many_counts = st.lists(st.one_of(st.integers(0, 5), st.integers(0, 10**6)), max_size=300).map(np.int64)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import deepreduce as dr
-from deepreduce.data import load
-from deepreduce.sparse import FLOAT_DTYPES
-from deepreduce.wire import Reader
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader
+from deepreduce.tensor import FLOAT_DTYPES
 
 from .tensors import same_bits
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce.sparse import FLOAT_DTYPES
+from deepreduce.tensor import FLOAT_DTYPES
 
 from .tensors import same_bits
 

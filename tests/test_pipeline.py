@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deepreduce as dr
-from deepreduce.data import load
+from deepreduce.lab.data import load
 
 from .tensors import gradients, same_bits
 

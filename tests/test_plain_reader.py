@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce import container, registry
-from deepreduce.data import load
+from deepreduce import message, registry
+from deepreduce.lab.data import load
 
 from . import plain_reader
 from .golden.cases import cases, encode_case, pattern
@@ -117,7 +117,7 @@ def test_supports_with_structure(index):
 
 
 def first_index_byte(tensor, spec):
-    return container.read(dr.encode(tensor, spec)).records[0].index_part[0]
+    return message.read(dr.encode(tensor, spec)).records[0].index_part[0]
 
 
 def test_these_supports_are_coded_by_their_structure():
@@ -212,7 +212,7 @@ def test_both_readers_refuse_the_same_sections(name, small_messages):
     """Bytes that no writer made show what a page left open."""
     rng = np.random.default_rng(len(name))
     blob = small_messages[name]
-    start = len(blob) - 4 - sum(len(section) for record in container.read(blob).records for section in record.sections)
+    start = len(blob) - 4 - sum(len(section) for record in message.read(blob).records for section in record.sections)
     for at in rng.integers(start, len(blob) - 4, 12):
         changed = repaired(blob[:at] + bytes((blob[at] ^ 1 << int(rng.integers(8)),)) + blob[at + 1 :])
         plain, package = outcome(read_plainly, changed), outcome(read_by_package, changed)

@@ -5,7 +5,7 @@ import pytest
 
 import deepreduce as dr
 from deepreduce import registry
-from deepreduce.data import load
+from deepreduce.lab.data import load
 from deepreduce.policy import policy_of
 from deepreduce.presets import TABLE_3
 

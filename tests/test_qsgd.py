@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce.data import load
-from deepreduce.wire import Reader
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader
 
 REPEATS = 2000
 

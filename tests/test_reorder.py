@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import deepreduce as dr
 from deepreduce import reorder
-from deepreduce.wire import Reader
+from deepreduce.reader import Reader
 
 
 @given(count=st.integers(0, 300), block=st.integers(1, 400), seed=st.integers(0, 99))

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepreduce.bench.measure import measure
-from deepreduce.report.benchmark_page import benchmark_page
-from deepreduce.report.provenance import provenance
-from deepreduce.report.svg import Line, line_chart
-from deepreduce.report.training_page import training_page
-from deepreduce.train.contract import Plan, Record
-from deepreduce.train.outcome import Outcome
+from deepreduce.lab.bench.measure import measure
+from deepreduce.lab.report.benchmark_page import benchmark_page
+from deepreduce.lab.report.provenance import provenance
+from deepreduce.lab.report.svg import Line, line_chart
+from deepreduce.lab.report.training_page import training_page
+from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.outcome import Outcome
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SPECS = ("dense", "topr:0.01/bloom:p2,fpr=0.001/fitpoly:degree=5", "topr:0.01/rice/qsgd")

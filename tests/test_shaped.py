@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deepreduce as dr
-from deepreduce.data import load
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader, varint
 from deepreduce.source import Space, as_source
-from deepreduce.wire import Reader, varint
 
 
 def size_bytes(codec, kept, space):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from deepreduce.errors import ConfigError
-from deepreduce.train.batches import Images, shares
-from deepreduce.train.contract import evaluation_steps
-from deepreduce.train.failures import DataError
-from deepreduce.train.tasks import TASKS, read_data, task_of
+from deepreduce.lab.train.batches import Images, shares
+from deepreduce.lab.train.contract import evaluation_steps
+from deepreduce.lab.train.failures import DataError
+from deepreduce.lab.train.tasks import TASKS, read_data, task_of
 
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 

@@ -12,8 +12,8 @@ import pytest
 
 import deepreduce as dr
 from deepreduce import kernels
-from deepreduce.data import load
 from deepreduce.indices.bloom import Filter
+from deepreduce.lab.data import load
 from deepreduce.source import Space
 
 NUMEL, KEPT, FPR = 2_560_000, 25_600, 1e-3

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce.data import load
 from deepreduce.kernels import fit
+from deepreduce.lab.data import load
 
 POINTS = 20_001
 X = np.linspace(0, 1, POINTS)

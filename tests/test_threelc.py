@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce.data import load
-from deepreduce.wire import Reader
+from deepreduce.lab.data import load
+from deepreduce.reader import Reader
 
 # 0.5 is half of M and becomes 0; digits 0 -1 0 1 0 are 1 0 1 2 1 in base 3 with 1 added: 81 + 0 + 9 + 6 + 1 = 97. Then two zero bytes.
 GRADIENT = np.array([0.5, -1.0, 0.2, 0.9, -0.4] + 10 * [0.01], np.float32)

@@ -8,7 +8,6 @@
 ((100, 100), 100)
 """
 
-from .anatomy import MessageInfo, TensorInfo, inspect
 from .codec import IndexCodec, LossyValueCodec, Sparsifier, ValueCodec
 from .errors import (
     ConfigError,
@@ -33,18 +32,20 @@ from .indices.rice import Rice
 from .indices.rle import RLE
 from .indices.seeded import Seeded
 from .indices.shaped import Shaped
+from .inspection import MessageInfo, TensorInfo, inspect
 from .memory import ResidualMemory
 from .pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, encode, parse
 from .policy import BySize
+from .reader import Reader
 from .reorder import Order
 from .source import Space
-from .sparse import SparseTensor
 from .sparsify.chunktopr import ChunkTopR
 from .sparsify.none import Keep
 from .sparsify.nonzero import NonZero
 from .sparsify.randomr import RandomR
 from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
+from .tensor import SparseTensor
 from .values.deflate import Deflate
 from .values.fitdexp import FitDExp
 from .values.fitpoly import FitPoly
@@ -54,7 +55,6 @@ from .values.qsgd import QSGD
 from .values.raw import RawValue
 from .values.sketch import Sketch
 from .values.threelc import ThreeLC
-from .wire import Reader
 
 __version__ = "0.1.0"
 

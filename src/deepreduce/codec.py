@@ -15,10 +15,10 @@ import numpy as np
 
 from . import reorder
 from .parameters import check_parameters
+from .reader import Reader
 from .reorder import Order
 from .source import Source, Space
-from .sparse import Positions, Values
-from .wire import Reader
+from .tensor import Positions, Values
 
 
 def spelled(default: Any) -> Any:

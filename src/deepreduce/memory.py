@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from .errors import ConfigError, InputError
-from .sparse import SparseTensor, Values, float_dtype
+from .tensor import SparseTensor, Values, float_dtype
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from .errors import CorruptError
-from .wire import Reader, varint
+from .reader import Reader, varint
 
 if TYPE_CHECKING:
     from pcodec import ChunkConfig

@@ -2,8 +2,8 @@
 
 ::
 
-    dense ─ sparsify ─ index.encode ─ gather at the support ─ value.encode ─ reorder ─ container.write
-    dense ─ scatter  ─ index.decode ─                       ─ value.decode ─ restore ─ container.read
+    dense ─ sparsify ─ index.encode ─ gather at the support ─ value.encode ─ reorder ─ message.write
+    dense ─ scatter  ─ index.decode ─                       ─ value.decode ─ restore ─ message.read
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import container, registry, reorder
+from . import message, registry, reorder
 from .codec import IndexCodec, Sparsifier, ValueCodec
-from .container import DEFAULT_MAX_NUMEL, Record
 from .errors import ConfigError, CorruptError, FormatError, InputError
+from .message import DEFAULT_MAX_NUMEL, Record
 from .parameters import shown
+from .reader import Reader
 from .source import Source, Space, as_source
-from .sparse import Shape, SparseTensor, Values
-from .wire import Reader
+from .tensor import Shape, SparseTensor, Values
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,7 +52,7 @@ class DeepReduce:
                 raise ConfigError(f"{stage.title} must be a {stage.base.__name__}, got {codec!r}")
 
     @property
-    def stages(self) -> container.Stages:
+    def stages(self) -> message.Stages:
         """The three codecs, in the order of the walk."""
         return self.sparsifier, self.index, self.value
 
@@ -65,7 +65,7 @@ class DeepReduce:
 
         Takes a numpy array of any shape and layout (float16, bfloat16, float32, float64) or a `SparseTensor`; never changes it.
         """
-        return container.write([self.record(as_source(gradient), check_seed(seed))])
+        return message.write([self.record(as_source(gradient), check_seed(seed))])
 
     def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
         """One message for many tensors, each with its name, shape and dtype.
@@ -124,7 +124,7 @@ def encode_many(choose: Callable[[str, Source], DeepReduce], gradients: Mapping[
             records.append(choose(name, source).record(source, (seed + number) % 2**63))
         except InputError as error:
             raise InputError(f"tensor {name!r}: {error}") from error
-    return container.write(records, tuple(gradients))
+    return message.write(records, tuple(gradients))
 
 
 def check_seed(seed: int) -> int:
@@ -205,15 +205,15 @@ def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> Spars
 
 def read_single(blob: Buffer, max_numel: int) -> Record:
     """The record of a message of `encode`."""
-    message = container.read(blob, _whole(max_numel, "max_numel"))
-    if message.names is not None:
-        raise FormatError(f"the message holds {len(message.names)} named tensors: decode_many reads it")
-    return message.records[0]
+    whole = message.read(blob, _whole(max_numel, "max_numel"))
+    if whole.names is not None:
+        raise FormatError(f"the message holds {len(whole.names)} named tensors: decode_many reads it")
+    return whole.records[0]
 
 
 def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
     """The records of a message of `encode_many`."""
-    message = container.read(blob, _whole(max_numel, "max_numel"))
-    if message.names is None:
+    whole = message.read(blob, _whole(max_numel, "max_numel"))
+    if whole.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")
-    return dict(zip(message.names, message.records, strict=True))
+    return dict(zip(whole.names, whole.records, strict=True))

@@ -12,8 +12,8 @@ import numpy as np
 
 from . import kernels
 from .errors import CorruptError
-from .sparse import Positions, Values
-from .wire import Reader, varint
+from .reader import Reader, varint
+from .tensor import Positions, Values
 
 
 @dataclass(frozen=True, eq=False)

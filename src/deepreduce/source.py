@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .errors import InputError
-from .sparse import Positions, Shape, SparseTensor, Values, float_dtype
+from .tensor import Positions, Shape, SparseTensor, Values, float_dtype
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import ml_dtypes
 import numpy as np
 
-from . import container
-from .container import Record
+from . import message
 from .errors import CorruptError, DeepReduceError, InputError
 from .indices.seeded import Seeded
+from .message import Record
 from .pipeline import DeepReduce, parse
 from .policy import Policy
 from .source import as_source
-from .sparse import Shape, SparseTensor, Values
+from .tensor import Shape, SparseTensor, Values
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -79,7 +79,7 @@ def _exception(content: Values | SparseTensor) -> SparseTensor | None:
 
 def write(records: Sequence[Record]) -> bytes:
     """One message of all the gradients."""
-    return container.write(records, _places(len(records)))
+    return message.write(records, _places(len(records)))
 
 
 class Expected(Protocol):
@@ -106,13 +106,13 @@ def read(blob: Buffer, labels: Sequence[str], expected: Sequence[Expected]) -> S
         ...
     deepreduce.errors.CorruptError: w is float32 of shape (3,), here float32 of shape (4,)
     """
-    message = container.read(blob, max_numel=sum(prod(max(n, 1) for n in like.shape) for like in expected))
-    if message.names != _places(len(labels)):
+    whole = message.read(blob, max_numel=sum(prod(max(n, 1) for n in like.shape) for like in expected))
+    if whole.names != _places(len(labels)):
         raise CorruptError(f"it is not for the {len(labels)} tensor(s) {summary(labels)}")
-    for label, like, record in zip(labels, expected, message.records, strict=True):
+    for label, like, record in zip(labels, expected, whole.records, strict=True):
         if (record.shape, record.dtype) != (like.shape, like.dtype):
             raise CorruptError(f"{label} is {record.dtype} of shape {record.shape}, here {like.dtype} of shape {like.shape}")
-    return message.records
+    return whole.records
 
 
 def _places(count: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from deepreduce.cli.main import main
 from deepreduce.errors import ConfigError
-from deepreduce.train import jax_models
+from deepreduce.lab.train import jax_models
 
 from .processes import _free_port
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from deepreduce.train.contract import Plan, Record
-from deepreduce.train.launcher import launch
+from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.launcher import launch
 
 pytest.importorskip("sklearn")
 

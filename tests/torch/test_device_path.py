@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deepreduce as dr
-from deepreduce.container import DEFAULT_MAX_NUMEL
+from deepreduce.message import DEFAULT_MAX_NUMEL
 from deepreduce.pipeline import read_single, restore
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, VALUE_STAGE
 from deepreduce.source import DenseSource, Space
-from deepreduce.sparse import SparseTensor
+from deepreduce.tensor import SparseTensor
 from deepreduce.torch import membership
 from deepreduce.torch.convert import to_numpy, to_torch
 from deepreduce.torch.memory import TorchMemory

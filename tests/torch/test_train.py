@@ -12,9 +12,9 @@ import pytest
 
 from deepreduce.cli.main import main
 from deepreduce.errors import ConfigError
-from deepreduce.train import launcher, links
-from deepreduce.train.contract import Plan
-from deepreduce.train.failures import LinkError, WorkerError
+from deepreduce.lab.train import launcher, links
+from deepreduce.lab.train.contract import Plan
+from deepreduce.lab.train.failures import LinkError, WorkerError
 
 SPEC = "topr:0.01/bitmap/fp16"
 PLAN = Plan("digits", "mlp", (SPEC,), workers=2, batch=32, steps=4, evaluations=1, learning_rate=0.1)
@@ -127,7 +127,7 @@ def test_a_crash_shows_what_was_written_last(fake_worker):
 def test_an_interrupt_ends_all_workers(fake_worker, tmp_path, number):
     fake_worker("print(json.dumps({'event': 'step', 'pid': os.getpid()}), flush=True); threading.Event().wait()")
     script = (
-        "from deepreduce.train import launcher\nfrom deepreduce.train.contract import Plan\n"
+        "from deepreduce.lab.train import launcher\nfrom deepreduce.lab.train.contract import Plan\n"
         "launcher.worker_module = lambda framework: 'fake_worker'\n"
         f"launcher.launch(Plan.from_json({PLAN.to_json()!r}), lambda event: print(event['pid'], flush=True))"
     )
@@ -141,7 +141,7 @@ def test_an_interrupt_ends_all_workers(fake_worker, tmp_path, number):
 
 def test_a_worker_does_not_outlive_its_launcher(fake_worker):
     fake_worker(
-        "from deepreduce.train.contract import serve\n"
+        "from deepreduce.lab.train.contract import serve\n"
         "def wait(plan, emit):\n    emit({'event': 'step', 'pid': os.getpid()})\n    threading.Event().wait()\n"
         "sys.exit(serve(wait))"
     )

@@ -16,7 +16,7 @@ from . import files, output
 from .arguments import positive
 
 if TYPE_CHECKING:
-    from ..bench.measure import Gradient, Row
+    from ..lab.bench.measure import Gradient, Row
 
 
 def add(commands: Any) -> None:
@@ -38,9 +38,9 @@ def add(commands: Any) -> None:
 
 def run_bench(args: argparse.Namespace) -> None:
     """Measure, print the table, write the files."""
-    from ..bench.store import write_csv, write_json  # bench and report are loaded for this command only
-    from ..report.benchmark_page import benchmark_page
-    from ..report.provenance import provenance
+    from ..lab.bench.store import write_csv, write_json  # bench and report are loaded for this command only
+    from ..lab.report.benchmark_page import benchmark_page
+    from ..lab.report.provenance import provenance
 
     methods = _methods(args.codec)
     gradients = _gradients(args.gradient)
@@ -55,7 +55,7 @@ def run_bench(args: argparse.Namespace) -> None:
 
 
 def _methods(specs: list[str] | None) -> dict[str, str]:
-    from ..bench.specs import DEFAULT
+    from ..lab.bench.specs import DEFAULT
 
     chosen = {spec: spec for spec in specs} if specs else DEFAULT
     for spec in chosen.values():
@@ -66,15 +66,15 @@ def _methods(specs: list[str] | None) -> dict[str, str]:
 def _gradients(paths: list[Path] | None) -> dict[str, Gradient]:
     if paths:
         return {str(path): files.read_tensors(path) for path in paths}
-    from ..data import NAMES, load
+    from ..lab.data import NAMES, load
 
     convolution = {"resnet20 l.8.c2.weight (the paper's Figure 10)": load("resnet20")["l.8.c2.weight"]}
     return convolution | {name: load(name) for name in NAMES}
 
 
 def _measure_all(gradients: dict[str, Gradient], methods: dict[str, str], repeat: int, peers: bool) -> list[Row]:
-    from ..bench.measure import measure
-    from ..bench.peers import measure_peers
+    from ..lab.bench.measure import measure
+    from ..lab.bench.peers import measure_peers
 
     rows = []
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -91,7 +91,7 @@ def _measure_all(gradients: dict[str, Gradient], methods: dict[str, str], repeat
 
 
 def _print(rows: list[Row]) -> None:
-    from ..report.quantity import in_seconds
+    from ..lab.report.quantity import in_seconds
 
     console = output.console()
     for name in dict.fromkeys(row.gradient for row in rows):

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from ..errors import DeepReduceError
-from ..sparse import Values
+from ..tensor import Values
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from ..train.contract import Event, Plan, Record
-    from ..train.outcome import Outcome
+    from ..lab.train.contract import Event, Plan, Record
+    from ..lab.train.outcome import Outcome
 
 
 class Live:
@@ -40,7 +40,7 @@ class Live:
 
     def listen(self, event: Event) -> None:
         """Take one event of the workers."""
-        from ..train.contract import Record
+        from ..lab.train.contract import Record
 
         handlers = {"ready": self._ready, "step": self._step, "evaluation": self._evaluation}
         if event["event"] == "run":

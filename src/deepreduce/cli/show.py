@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import registry
-from ..anatomy import MessageInfo, TensorInfo, inspect
 from ..errors import ConfigError
+from ..inspection import MessageInfo, TensorInfo, inspect
 from ..presets import TABLE_3
 from . import files, output
 

@@ -17,8 +17,8 @@ from .arguments import natural, positive
 from .live import Live
 
 if TYPE_CHECKING:
-    from ..train.contract import Plan
-    from ..train.outcome import Outcome
+    from ..lab.train.contract import Plan
+    from ..lab.train.outcome import Outcome
 
 _INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 _TOPOLOGIES = ("allgather", "server", "sharded")
@@ -86,10 +86,10 @@ def run_demo(args: argparse.Namespace) -> None:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from ..train.contract import Plan  # the training part is loaded for these commands only
-    from ..train.launcher import joins_others, worker_module
-    from ..train.links import check_links, parse_rate
-    from ..train.tasks import task_of
+    from ..lab.train.contract import Plan  # the training part is loaded for these commands only
+    from ..lab.train.launcher import joins_others, worker_module
+    from ..lab.train.links import check_links, parse_rate
+    from ..lab.train.tasks import task_of
 
     task = task_of(args.task)
     model = args.model or task.models[0]
@@ -128,9 +128,9 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _conduct(plan: Plan, json_path: Path | None, report: Path | None) -> None:
-    from ..report.provenance import provenance
-    from ..train.launcher import joins_others, launch
-    from ..train.outcome import Outcome
+    from ..lab.report.provenance import provenance
+    from ..lab.train.launcher import joins_others, launch
+    from ..lab.train.outcome import Outcome
 
     folder = output.make_folder(report) if report else None
     outcome = Outcome(plan, provenance(), one_machine=not joins_others())
@@ -151,7 +151,7 @@ def _conduct(plan: Plan, json_path: Path | None, report: Path | None) -> None:
 
 def _check_data(plan: Plan) -> None:
     """Missing data is told here in one line, not by a worker's traceback."""
-    from ..train.tasks import read_data
+    from ..lab.train.tasks import read_data
 
     read_data(plan.task, Path(plan.data) if plan.data else None, plan.seed, plan.negatives)
 
@@ -160,7 +160,7 @@ def _join(plan: Plan, outcome: Outcome) -> None:
     """Be one worker among those that torchrun started."""
     from importlib import import_module
 
-    from ..train.launcher import worker_module
+    from ..lab.train.launcher import worker_module
 
     if plan.link:
         raise ConfigError("--link starts the workers itself: run it without torchrun")
@@ -169,8 +169,8 @@ def _join(plan: Plan, outcome: Outcome) -> None:
 
 
 def _finish(outcome: Outcome, json_path: Path | None, folder: Path | None) -> None:
-    from ..report.training_page import training_page
-    from ..train.outcome import points_below_dense
+    from ..lab.report.training_page import training_page
+    from ..lab.train.outcome import points_below_dense
 
     output.console().print(_table(outcome))
     for spec, points in points_below_dense(outcome.records).items():

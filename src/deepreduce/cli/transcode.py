@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import container, pipeline
+from .. import message, pipeline
 from . import files
 
 
@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
     decode.add_argument(
         "--max-numel",
         type=int,
-        default=container.DEFAULT_MAX_NUMEL,
+        default=message.DEFAULT_MAX_NUMEL,
         metavar="N",
         help="refuse messages that ask for more elements (default %(default)s)",
     )
@@ -59,8 +59,8 @@ def run_encode(args: argparse.Namespace) -> None:
 def run_decode(args: argparse.Namespace) -> None:
     """Decode a file."""
     blob = files.read_blob(args.source)
-    message = container.read(blob, args.max_numel)
-    tensors = pipeline.decode(blob, args.max_numel) if message.names is None else pipeline.decode_many(blob, args.max_numel)
+    whole = message.read(blob, args.max_numel)
+    tensors = pipeline.decode(blob, args.max_numel) if whole.names is None else pipeline.decode_many(blob, args.max_numel)
     files.write_tensors(args.target, tensors)
-    count = 1 if message.names is None else len(message.names)
-    print(f"{args.target}: {count} tensor(s), {sum(np.prod(record.shape, dtype=int) for record in message.records):,} elements")
+    count = 1 if whole.names is None else len(whole.names)
+    print(f"{args.target}: {count} tensor(s), {sum(np.prod(record.shape, dtype=int) for record in whole.records):,} elements")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import pipeline, registry
-from ..sparse import FLOAT_DTYPES
+from ..tensor import FLOAT_DTYPES
 
 
 def add(commands: Any) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 
 from ..codec import IndexCodec
 from ..errors import CorruptError
+from ..reader import Reader
 from ..source import Space
-from ..sparse import Positions
-from ..wire import Reader
+from ..tensor import Positions
 
 
 @dataclass(frozen=True)

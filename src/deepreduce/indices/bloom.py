@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..codec import IndexCodec, spelled
 from ..errors import ConfigError, CorruptError
+from ..reader import Reader, varint
 from ..source import Space
-from ..sparse import Positions
-from ..wire import Reader, varint
+from ..tensor import Positions
 
 Policy = Literal["naive", "p0", "p1", "p2", "leftmost", "middle", "rightmost"]
 

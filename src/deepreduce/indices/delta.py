@@ -6,8 +6,8 @@ import numpy as np
 
 from .. import kernels
 from ..errors import CorruptError, TruncatedError
-from ..sparse import Positions
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Positions
 from .gapcodec import GapCodec
 
 

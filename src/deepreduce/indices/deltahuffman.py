@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import CorruptError
-from ..sparse import Positions
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Positions
 from .gapcodec import GapCodec
 
 Lengths = NDArray[np.uint8]

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
+from ..reader import Reader
 from ..source import Space
-from ..sparse import Positions
-from ..wire import Reader
+from ..tensor import Positions
 from .keys import KeyCodec, key_bytes
 
 _COUNT_BITS = 48

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..codec import IndexCodec
 from ..reorder import Order
 from ..source import Space
-from ..sparse import Positions
+from ..tensor import Positions
 
 
 class KeyCodec(IndexCodec):

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from .. import pcodec_stream
 from ..codec import IndexCodec
 from ..errors import CorruptError, TruncatedError
+from ..reader import Reader
 from ..source import Space
-from ..sparse import Positions
-from ..wire import Reader
+from ..tensor import Positions
 
 if TYPE_CHECKING:
     from pcodec import ChunkConfig

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..reader import Reader
 from ..source import Space
-from ..sparse import Positions
-from ..wire import Reader
+from ..tensor import Positions
 from .keys import KeyCodec, key_bytes
 
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import CorruptError, TruncatedError
-from ..sparse import Positions
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Positions
 from .gapcodec import GapCodec
 
 Numbers = NDArray[np.uint64]

@@ -6,8 +6,8 @@ import numpy as np
 
 from .. import kernels
 from ..errors import CorruptError
-from ..sparse import Positions
-from ..wire import Reader, varint
+from ..reader import Reader, varint
+from ..tensor import Positions
 from . import rice
 from .gapcodec import GapCodec
 from .rice import Numbers

@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from .. import kernels
 from ..codec import IndexCodec
+from ..reader import Reader, varint
 from ..source import Space
-from ..sparse import Positions
-from ..wire import Reader, varint
+from ..tensor import Positions
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import numpy as np
 from .. import kernels
 from ..codec import IndexCodec
 from ..errors import CorruptError, InputError
+from ..reader import Reader, varint
 from ..source import Space
-from ..sparse import Positions
-from ..wire import Reader, varint
+from ..tensor import Positions
 from .deltahuffman import DeltaHuffman
 
 _SIDE_AT_ONE = 4096

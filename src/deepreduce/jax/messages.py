@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .. import steps
-from ..container import Record
 from ..errors import FormatError
+from ..message import Record
 from ..pipeline import restore
 from ..policy import Policy
-from ..sparse import SparseTensor, Values
 from ..steps import Seed
+from ..tensor import SparseTensor, Values
 
 
 def encode(names: Sequence[str], arrays: Sequence[Values], policy: Policy, seed: Seed) -> bytes:

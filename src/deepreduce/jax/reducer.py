@@ -10,8 +10,8 @@ import numpy as np
 
 from ..accounting import Stats, StepStats
 from ..policy import Policy
-from ..sparse import SparseTensor, Values
 from ..steps import Seed, narrow, wide_dtype
+from ..tensor import SparseTensor, Values
 from . import messages
 from .link import Link, Ticket, exchange
 

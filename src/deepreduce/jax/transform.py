@@ -19,8 +19,8 @@ from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..pipeline import DeepReduce
 from ..policy import Policy, policy_of
-from ..sparse import float_dtype
 from ..steps import wide_dtype
+from ..tensor import float_dtype
 from .link import Collective, Coordinator
 from .reducer import Reducer
 

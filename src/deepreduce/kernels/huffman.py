@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptError, TruncatedError
-from ..wire import Reader, varint
+from ..reader import Reader, varint
 from .bits import Words, get, put, to_bytes, to_words, zero_words
 from .jit import inline, kernel
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..codec import Sparsifier
 from ..errors import ConfigError
 from ..source import Source
-from ..sparse import Positions
+from ..tensor import Positions
 
 
 @dataclass(frozen=True)

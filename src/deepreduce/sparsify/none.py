@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source
-from ..sparse import Positions
+from ..tensor import Positions
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .. import kernels
 from ..codec import Sparsifier
 from ..source import Source
-from ..sparse import Positions
+from ..tensor import Positions
 from .amount import check_amount, count_of, same_amount
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..codec import Sparsifier
 from ..source import Source
-from ..sparse import Positions
+from ..tensor import Positions
 from .amount import check_amount, count_of, same_amount
 
 

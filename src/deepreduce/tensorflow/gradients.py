@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..sparse import Positions, Shape, SparseTensor, Values
 from ..steps import narrow, wide_dtype
+from ..tensor import Positions, Shape, SparseTensor, Values
 
 
 @dataclass(frozen=True, eq=False)

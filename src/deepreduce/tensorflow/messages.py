@@ -15,8 +15,8 @@ from ..accounting import Stats, StepStats
 from ..errors import CorruptError, FormatError, PeerError
 from ..pipeline import restore
 from ..policy import Policy
-from ..sparse import Shape, SparseTensor, Values
 from ..steps import Seed
+from ..tensor import Shape, SparseTensor, Values
 from .gradients import Dense, Rows
 
 Words = NDArray[np.int32]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from ..errors import InputError
-from ..sparse import Values
+from ..tensor import Values
 
 _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

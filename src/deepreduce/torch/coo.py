@@ -6,7 +6,7 @@ from math import prod
 
 import torch
 
-from ..sparse import SparseTensor
+from ..tensor import SparseTensor
 from .convert import to_torch
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import InputError
-from ..sparse import SparseTensor
+from ..tensor import SparseTensor
 from .convert import to_numpy
 from .memory import TorchMemory
 from .sums import combined, narrow, wide_dtype, widened

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ..pipeline import DeepReduce, parse
-from ..sparse import SparseTensor
+from ..tensor import SparseTensor
 from .convert import to_numpy, to_torch
 from .memory import TorchMemory
 from .source import decode_sparse, scatter, source_of

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError, InputError
-from ..sparse import SparseTensor
+from ..tensor import SparseTensor
 from .convert import to_torch
 from .source import add_sparse_, numpy_dtype
 

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .. import steps
-from ..container import Record
 from ..errors import DeepReduceError, FormatError, InputError
+from ..message import Record
 from ..pipeline import restore
-from ..sparse import SparseTensor
 from ..steps import Seed
+from ..tensor import SparseTensor
 from .link import Buffer
 from .source import space_on
 from .units import Unit

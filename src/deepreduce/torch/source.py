@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..container import DEFAULT_MAX_NUMEL
 from ..errors import InputError
+from ..message import DEFAULT_MAX_NUMEL
 from ..pipeline import read_named, read_single, restore
 from ..source import DenseSource, Source, Space, SparseSource
-from ..sparse import FLOAT_DTYPES, Positions, Shape, SparseTensor, Values
+from ..tensor import FLOAT_DTYPES, Positions, Shape, SparseTensor, Values
 from . import membership
 from .convert import to_numpy, to_torch
 

@@ -19,8 +19,8 @@ from ..errors import ConfigError, InputError, PeerError
 from ..parameters import natural
 from ..pipeline import DeepReduce
 from ..policy import Policy, policy_of
-from ..sparse import SparseTensor
 from ..steps import Seed
+from ..tensor import SparseTensor
 from . import messages, sums
 from .coo import coo_like
 from .feedback import Feedback

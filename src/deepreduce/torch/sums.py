@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from .. import steps
-from ..sparse import Shape, SparseTensor, Values
+from ..tensor import Shape, SparseTensor, Values
 from .convert import to_torch
 from .source import add_sparse_
 from .units import Content

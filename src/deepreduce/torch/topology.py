@@ -16,8 +16,8 @@ import numpy as np
 
 from ..errors import ConfigError
 from ..indices.seeded import Seeded
-from ..sparse import Positions, SparseTensor
 from ..steps import Seed
+from ..tensor import Positions, SparseTensor
 from . import messages, sums
 from .feedback import Feedback
 from .link import Buffer, Failure, Link, Payload, Ticket

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..container import Record
+from ..message import Record
 from ..pipeline import DeepReduce
 from ..source import Source, SparseSource
-from ..sparse import Positions, Shape, SparseTensor, Values
 from ..sparsify.none import Keep
 from ..steps import LITERAL, Seed
+from ..tensor import Positions, Shape, SparseTensor, Values
 from .source import numpy_dtype, source_of
 
 Content = torch.Tensor | SparseTensor

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..codec import ValueCodec
 from ..errors import ConfigError, CorruptError
-from ..sparse import Values
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Values
 from .raw import RawValue
 
 _RAW_STREAM = -zlib.MAX_WBITS  # without zlib's own header and checksum: the message has a checksum

@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import kernels
 from ..errors import CorruptError
-from ..sparse import Values
+from ..tensor import Values
 from .fitpoly import CurveCodec
 
 

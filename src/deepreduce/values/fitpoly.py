@@ -10,9 +10,9 @@ import numpy as np
 from .. import kernels
 from ..codec import LossyValueCodec, ValueCodec, spelled
 from ..errors import ConfigError, CorruptError
+from ..reader import Reader, varint
 from ..reorder import Order
-from ..sparse import Values
-from ..wire import Reader, varint
+from ..tensor import Values
 from .raw import RawValue
 
 

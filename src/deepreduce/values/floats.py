@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ..sparse import Values
+from ..tensor import Values
 
 
 def limits(dtype: np.dtype[Any]) -> Any:

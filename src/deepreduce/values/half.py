@@ -7,8 +7,8 @@ import ml_dtypes
 import numpy as np
 
 from ..codec import ValueCodec
-from ..sparse import Values
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Values
 from .raw import RawValue
 
 

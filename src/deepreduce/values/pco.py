@@ -9,8 +9,8 @@ import numpy as np
 from .. import pcodec_stream
 from ..codec import ValueCodec
 from ..errors import ConfigError
-from ..sparse import Values
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Values
 
 if TYPE_CHECKING:
     from pcodec import ChunkConfig

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..codec import LossyValueCodec, ValueCodec
 from ..errors import ConfigError, CorruptError
-from ..sparse import Values
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Values
 from .floats import at_least_32_bits, limits, peak, round_up
 from .raw import RawValue
 

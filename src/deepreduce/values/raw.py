@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..codec import ValueCodec
-from ..sparse import Values
-from ..wire import Reader
+from ..reader import Reader
+from ..tensor import Values
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 from . import cifar10, digits, ml1m
 from .batches import Data
 

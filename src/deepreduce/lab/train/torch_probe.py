@@ -11,11 +11,11 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-from ..steps import Seed
-from ..torch import DeepReduceState, deepreduce_hook
-from ..torch.stopwatch import Stopwatch
-from ..torch.topology import Delivery, Parcel, Topology, Trip
-from ..torch.units import Unit
+from ...steps import Seed
+from ...torch import DeepReduceState, deepreduce_hook
+from ...torch.stopwatch import Stopwatch
+from ...torch.topology import Delivery, Parcel, Topology, Trip
+from ...torch.units import Unit
 
 
 class Probe:

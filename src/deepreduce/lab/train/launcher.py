@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import IO
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 from .contract import Emit, Event, Plan
 from .failures import WorkerError
 from .links import Host, shaped_links
@@ -48,7 +48,7 @@ def worker_module(framework: str) -> str:
         raise ConfigError(f"no framework {framework!r}; there are {', '.join(FRAMEWORKS)}")
     if find_spec(framework) is None:
         raise ConfigError(f"{framework} is not installed: pip install 'deepreduce[{framework}]'")
-    return f"deepreduce.train.{framework}_worker"
+    return f"deepreduce.lab.train.{framework}_worker"
 
 
 def joins_others() -> bool:

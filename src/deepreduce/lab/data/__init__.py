@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InputError
+from ...errors import InputError
 
 NAMES = ("resnet20", "gpt", "ncf")
 

@@ -14,9 +14,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ..accounting import StepStats, ring_bytes
-from ..errors import ConfigError
-from ..tensorflow import DistributedOptimizer
+from ...accounting import StepStats, ring_bytes
+from ...errors import ConfigError
+from ...tensorflow import DistributedOptimizer
 from . import tensorflow_cluster, tensorflow_models
 from .batches import Batch
 from .contract import Emit, Plan, serve

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import container
-from .container import Record
+from . import message
+from .message import Record
 from .pipeline import DeepReduce
-from .sparse import Shape
+from .tensor import Shape
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -105,12 +105,12 @@ def inspect(blob: Buffer) -> Any:
     >>> info.spec, info.numel, info.header_bytes, info.value_bytes, info.nbytes
     ('none/all/raw', 16, 26, 64, 90)
     """
-    message = container.read(blob, max_numel=2**63)
-    if message.names is None:
-        record = message.records[0]
+    whole = message.read(blob, max_numel=2**63)
+    if whole.names is None:
+        record = whole.records[0]
         return _tensor_info(record, memoryview(blob).nbytes - _section_bytes(record))
-    tensors = {name: _tensor_info(record, 0) for name, record in zip(message.names, message.records, strict=True)}
-    return MessageInfo(tensors, memoryview(blob).nbytes - sum(map(_section_bytes, message.records)))
+    tensors = {name: _tensor_info(record, 0) for name, record in zip(whole.names, whole.records, strict=True)}
+    return MessageInfo(tensors, memoryview(blob).nbytes - sum(map(_section_bytes, whole.records)))
 
 
 def _section_bytes(record: Record) -> int:

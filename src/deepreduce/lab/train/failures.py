@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..errors import DeepReduceError
+from ...errors import DeepReduceError
 
 
 class DataError(DeepReduceError, OSError):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..anatomy import MessageInfo, TensorInfo, inspect
-from ..codec import ValueCodec
-from ..errors import DeepReduceError
-from ..pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, parse
-from ..sparse import SparseTensor, Values
+from ...codec import ValueCodec
+from ...errors import DeepReduceError
+from ...inspection import MessageInfo, TensorInfo, inspect
+from ...pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, parse
+from ...tensor import SparseTensor, Values
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -18,7 +18,7 @@ _DERIVED = ("relative_volume", "encode_mb_per_second", "decode_mb_per_second")
 def as_record(row: Row) -> dict[str, Any]:
     """All columns of a row; numbers that do not exist are None.
 
-    >>> from deepreduce.bench.measure import measure
+    >>> from deepreduce.lab.bench.measure import measure
     >>> import numpy as np
     >>> as_record(measure("ones", np.ones(64, np.float32), "dense", repeat=1))["bits_per_value"]
     32.0

@@ -1,6 +1,6 @@
 """What a worker is given and what it answers, the same for every framework.
 
-A worker is started as ``python -m deepreduce.train.FRAMEWORK_worker`` with the plan as its first argument (JSON) and the environment of
+A worker is started as ``python -m deepreduce.lab.train.FRAMEWORK_worker`` with the plan as its first argument (JSON) and the environment of
 torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. It trains every spec of the plan in turn from the same initial weights. It answers
 with events, one JSON object a line, on standard output; rank 0 speaks for all, except for failures:
 

@@ -17,9 +17,9 @@ import numpy as np
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, FormatError, InputError, TruncatedError, VersionError
 from .parameters import shown
+from .reader import MAX_TEXT_BYTES, Part, Reader, text, varint
 from .registry import NAMED, STAGES, Stage, from_wire_arguments, wire_arguments
-from .sparse import FLOAT_DTYPES, Shape
-from .wire import MAX_TEXT_BYTES, Part, Reader, text, varint
+from .tensor import FLOAT_DTYPES, Shape
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 
 def mlp(hidden: int = 1024) -> list[Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..sparse import Values
-from ..sparsify.amount import count_of
+from ...sparsify.amount import count_of
+from ...tensor import Values
 from .measure import Gradient, RoundTripError, Row, best_seconds
 
 _KEPT = 0.01

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..errors import ConfigError
+from ...errors import ConfigError
 
 Params = list[dict[str, jax.Array]]
 Apply = Callable[[Params, jax.Array], jax.Array]

@@ -1,0 +1,1 @@
+"""What measures: training runs, benchmarks, reports and recorded gradients. The core never imports it."""
