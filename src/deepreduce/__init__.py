@@ -33,9 +33,7 @@ from .indices.rle import RLE
 from .indices.seeded import Seeded
 from .indices.shaped import Shaped
 from .inspection import MessageInfo, TensorInfo, inspect
-from .memory import ResidualMemory
 from .pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, encode, parse
-from .policy import BySize
 from .reader import Reader
 from .reorder import Order
 from .source import Space
@@ -45,6 +43,8 @@ from .sparsify.nonzero import NonZero
 from .sparsify.randomr import RandomR
 from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
+from .step.policy import BySize
+from .step.residual import ResidualMemory
 from .tensor import SparseTensor
 from .values.deflate import Deflate
 from .values.fitdexp import FitDExp

@@ -46,7 +46,10 @@ class Sparsifier(Codec, ABC):
     """
 
     lossless: ClassVar[bool] = False
-    """Whether everything but zeros is kept."""
+    """Whether everything but zeros is selected."""
+
+    selects_nonfinite: ClassVar[bool] = False
+    """Whether every NaN and infinity is always among what is selected."""
 
     @abstractmethod
     def select(self, source: Source, seed: int) -> Positions:

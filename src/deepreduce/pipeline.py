@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import message, registry, reorder
 from .codec import IndexCodec, Sparsifier, ValueCodec
-from .errors import ConfigError, CorruptError, FormatError, InputError
+from .errors import ConfigError, CorruptError, DeepReduceError, FormatError, InputError
 from .message import DEFAULT_MAX_NUMEL, Record
 from .parameters import shown
 from .reader import Reader
@@ -217,3 +217,28 @@ def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
     if whole.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")
     return dict(zip(whole.names, whole.records, strict=True))
+
+
+# Many tensors of one message
+
+
+def encode_batch(codecs: Sequence[DeepReduce], sources: Sequence[Source], seeds: Sequence[int], names: Sequence[str]) -> list[Record]:
+    """Return the records of many tensors, each by its own codec and seed; an error names the tensor."""
+    records = []
+    for codec, source, seed, name in zip(codecs, sources, seeds, names, strict=True):
+        try:
+            records.append(codec.record(source, seed))
+        except DeepReduceError as error:
+            raise type(error)(f"{name}: {error}") from error
+    return records
+
+
+def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
+    """Return the tensors of many records; an error names the tensor."""
+    tensors = []
+    for record, space_of, name in zip(records, spaces_of, names, strict=True):
+        try:
+            tensors.append(restore(record, space_of))
+        except FormatError as error:
+            raise type(error)(f"{name}: {error}") from error
+    return tensors

@@ -140,6 +140,32 @@ class SparseSource(Source):
         return values
 
 
+class Selected(Source):
+    """A gradient of which positions were selected before: the sparsifier `none` selects these; lossy index codecs see the rest."""
+
+    def __init__(self, source: Source, selected: Positions) -> None:
+        self.space, self.dtype = source.space, source.dtype
+        self._source, self._selected = source, selected
+
+    def all(self) -> Positions:
+        return self._selected
+
+    def nonzero(self) -> Positions:
+        return self._source.nonzero()
+
+    def top(self, count: int) -> Positions:
+        return self._source.top(count)
+
+    def above(self, threshold: float) -> Positions:
+        return self._source.above(threshold)
+
+    def chunk_top(self, chunk: int, count: int) -> Positions:
+        return self._source.chunk_top(chunk, count)
+
+    def gather(self, positions: Positions) -> Values:
+        return self._source.gather(positions)
+
+
 def as_source(gradient: object) -> Source:
     """The source for what a user gave."""
     if isinstance(gradient, Source):

@@ -9,7 +9,8 @@ from rich.console import Console
 
 import deepreduce as dr
 from deepreduce.torch import DeepReduceState, Sharded, allreduce_
-from deepreduce.torch.link import Link, Ticket
+from deepreduce.step.frame import Exchange, open_frames, seal
+from deepreduce.torch.transport import connect
 
 from .ranks import run_ranks
 
@@ -49,12 +50,13 @@ LENGTHS = [0, 5000, 100, 5200, 90_000, 1]
 
 def letters(rank):
     """Messages whose lengths jump from step to step, and are different for every pair: no step knows how much room the next one needs."""
-    link, size = Link.open(None, None), dist.get_world_size()
+    transport, size = connect(None, None), dist.get_world_size()
     for step in range(len(LENGTHS)):
-        ticket = Ticket("letters", channel=7, step=step, limit_bytes=300_000)
-        received = link.all_to_all([letter(step, rank, other) for other in range(size)], ticket)
-        assert [message.tobytes() for message in received] == [letter(step, other, rank) for other in range(size)]
-    return link.sent_bytes
+        exchange = Exchange("letters", channel=7, step=step, limit_bytes=300_000)
+        frames = transport.all_to_all([seal(letter(step, rank, other), exchange) for other in range(size)], exchange)
+        received = open_frames(frames, exchange, rank)
+        assert [bytes(message) for message in received] == [letter(step, other, rank) for other in range(size)]
+    return transport.sent_bytes
 
 
 def letter(step, sender, receiver):
@@ -81,7 +83,7 @@ def test_what_owners_remember_does_not_swell_their_messages(topology):
 
 
 def summed(rank, topology):
-    """What all steps together gave, and what they should have: error feedback loses nothing that is not still owed."""
+    """What all steps together gave, and what they should have: what was not sent is in the residuals."""
     state = DeepReduceState("topr:0.05/raw/fp16", topology=topology)
     given, got = torch.zeros(NUMEL), torch.zeros(NUMEL)
     for step in range(8):
@@ -89,14 +91,13 @@ def summed(rank, topology):
         given += mine
         allreduce_(mine, state)
         got += mine
-    owed = state.state_dict()
-    residual = owed["sent"]["dense"]["residuals"]["tensor 0"]
-    owned = list(owed["owned"]["dense"]["residuals"].values())
-    return given, got, residual, torch.cat(owned) if owned else None
+    held = state.state_dict()
+    owned = list(held["owned"]["residuals"].values())
+    return given, got, held["memory"]["residuals"]["tensor 0"], torch.cat(owned) if owned else None
 
 
 @pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
-def test_what_was_not_sent_is_still_owed(topology):
+def test_what_was_not_sent_is_in_the_residuals(topology):
     given, got, residuals, owned = zip(*run_ranks(summed, 4, topology), strict=True)
     parts = [part for part in owned if part is not None]
     at_owners = torch.cat(parts) if parts else 0.0
@@ -176,7 +177,7 @@ def test_a_list_of_tensors_and_no_memory():
     allreduce_(tensors, state)
     assert torch.equal(tensors[0], torch.tensor([0.0, -4.0, 0.0, -3.0]))
     assert torch.equal(tensors[1], torch.tensor([[1.0, 2.0]]))
-    assert state.state_dict()["sent"]["dense"] == {}
+    assert state.state_dict()["memory"]["residuals"] == {}
 
 
 def test_names_must_be_as_many_as_tensors():
@@ -206,7 +207,7 @@ def test_sparse_gradients(topology):
     torch.testing.assert_close(mean, (mine + other) / 2)
 
 
-def test_sparse_gradients_keep_what_is_owed():
+def test_sparse_gradients_keep_their_residual():
     state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0)
     means = []
     for _ in range(2):

@@ -159,7 +159,7 @@ def test_the_no_op_hook_does_not_communicate():
     ("options", "problem"),
     [
         ({"topology": "ring"}, "topology is one of allgather, server, sharded or dense"),
-        ({"memory": "all"}, "memory is 'residual', 'none' or a TorchMemory"),
+        ({"memory": "all"}, "memory is 'residual', 'none' or a ResidualMemory"),
         ({"per": "model"}, "per is 'parameter' or 'bucket'"),
         ({"seed": -1}, "a seed is an int of at least 0, got -1"),
     ],

@@ -16,7 +16,7 @@ from deepreduce.source import DenseSource, Space
 from deepreduce.tensor import SparseTensor
 from deepreduce.torch import membership
 from deepreduce.torch.convert import to_numpy, to_torch
-from deepreduce.torch.memory import TorchMemory
+from deepreduce.torch.memory import ResidualMemory
 from deepreduce.torch.source import TorchSource, TorchSpace, add_sparse_, decode_many_sparse, decode_sparse, scatter, source_of
 
 from ..samples import SAMPLES, default_pieces
@@ -168,7 +168,7 @@ def test_every_sparsifier_selects_on_the_device(sparsifier):
 
 
 def test_a_training_step_on_the_device():
-    codec, memory, twin = dr.parse("topr:0.01/raw/fp16"), TorchMemory(momentum=0.9), dr.ResidualMemory(momentum=0.9)
+    codec, memory, twin = dr.parse("topr:0.01/raw/fp16"), ResidualMemory(momentum=0.9), dr.ResidualMemory(momentum=0.9)
     with PretendDevice() as device:
         for step in range(4):
             gradient = large(step)
@@ -207,7 +207,7 @@ def test_torch_memory_equals_residual_memory_to_the_bit(gradient, decay, momentu
         gradient = gradient.reshape(1)
     with np.errstate(over="ignore"):
         steps = [gradient, gradient[::-1], gradient * gradient.dtype.type(3)]
-    ours, theirs, codec = TorchMemory(decay, momentum), dr.ResidualMemory(decay, momentum), dr.parse("topr:0.3/raw/bf16")
+    ours, theirs, codec = ResidualMemory(decay, momentum), dr.ResidualMemory(decay, momentum), dr.parse("topr:0.3/raw/bf16")
     for number, step in enumerate(steps):
         with np.errstate(all="ignore"):
             expected = theirs.compensate("w", step)
@@ -223,20 +223,20 @@ def test_torch_memory_equals_residual_memory_to_the_bit(gradient, decay, momentu
 
 
 def test_torch_memory_survives_nonfinite_steps_and_checkpoints():
-    memory, zero = TorchMemory(momentum=0.5), torch.zeros(2)
+    memory, zero = ResidualMemory(momentum=0.5), torch.zeros(2)
     nothing = SparseTensor([], np.float32([]), (2,))
     memory.update("w", memory.compensate("w", torch.tensor([3.0, 2.0])), nothing)
     owed = memory.compensate("w", zero)
     memory.update("w", memory.compensate("w", torch.tensor([np.inf, 0.0])), nothing)
     assert torch.equal(memory.compensate("w", zero), owed)
-    resumed = TorchMemory(momentum=0.5)
+    resumed = ResidualMemory(momentum=0.5)
     resumed.load_state_dict(memory.state_dict())
     memory.update("w", memory.compensate("w", torch.ones(2)), nothing)
     assert torch.equal(resumed.compensate("w", zero), owed)
 
 
 def test_torch_memory_refuses_what_does_not_fit():
-    memory = TorchMemory()
+    memory = ResidualMemory()
     memory.update("w", memory.compensate("w", torch.ones(2)), SparseTensor([], np.float32([]), (2,)))
     with pytest.raises(dr.InputError, match="'w' is torch"):
         memory.compensate("w", torch.ones(2, dtype=torch.float16))
@@ -248,4 +248,4 @@ def test_torch_memory_refuses_what_does_not_fit():
         memory.load_state_dict({"residuals": {"w": torch.ones(2, dtype=torch.int64)}, "velocities": {}})
     for wrong in ({"decay": 0.0}, {"momentum": 1.0}):
         with pytest.raises(dr.ConfigError):
-            TorchMemory(**wrong)
+            ResidualMemory(**wrong)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepreduce import parse
-from deepreduce.torch import DeepReduceState, TorchMemory, allreduce_, reference
+from deepreduce.torch import DeepReduceState, ResidualMemory, allreduce_, reference
 
 from .ranks import run_ranks
 from .tasks import flat, hooked, train
@@ -17,7 +17,7 @@ PAUSE_SECONDS = 0.05
 
 
 class SlowToEncode:
-    def choose(self, name, source):
+    def codec_for(self, name, source):
         time.sleep(PAUSE_SECONDS)
         return parse(SPEC)
 
@@ -88,4 +88,4 @@ def test_only_where_no_owner_has_debts():
 
 def test_momentum_is_for_compressed_steps():
     with pytest.raises(ValueError, match=r"momentum .* got momentum 0.9"):
-        DeepReduceState(SPEC, memory=TorchMemory(momentum=0.9), never_slower=True)
+        DeepReduceState(SPEC, memory=ResidualMemory(momentum=0.9), never_slower=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..errors import ConfigError
@@ -16,6 +17,8 @@ class ChunkTopR(Sparsifier):
     >>> dr.decode(dr.parse("chunktopr:1,chunk=2/raw/raw").encode(np.float32([1, -4, 2, -3])))
     array([ 0., -4.,  0., -3.], dtype=float32)
     """
+
+    selects_nonfinite: ClassVar[bool] = True
 
     count: int = 64
     chunk: int = 4096

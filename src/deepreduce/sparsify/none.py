@@ -18,6 +18,7 @@ class Keep(Sparsifier):
     """
 
     lossless: ClassVar[bool] = True
+    selects_nonfinite: ClassVar[bool] = True
 
     def select(self, source: Source, seed: int) -> Positions:
         return source.all()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source
@@ -18,6 +19,8 @@ class TopR(Sparsifier):
     >>> dr.decode(dr.parse("topr:2/raw/raw").encode(np.float32([1, -4, 2, -3])))
     array([ 0., -4.,  0., -3.], dtype=float32)
     """
+
+    selects_nonfinite: ClassVar[bool] = True
 
     amount: int | float
 

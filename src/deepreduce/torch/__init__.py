@@ -5,25 +5,27 @@
 >>> # ddp_model.register_comm_hook(state, deepreduce_hook)
 """
 
-from ..accounting import ParameterStats, Stats, StepStats
 from ..errors import PeerError
+from ..step.residual import ResidualMemory
+from ..step.stats import ParameterStats, Stats, StepStats
+from ..step.topology import AllGather, Server, Sharded
 from .allreduce import allreduce_
 from .hook import deepreduce_hook, noop_hook
-from .memory import TorchMemory
+from .reshard import reshard
 from .state import DeepReduceState
-from .topology import AllGather, Server, Sharded
 
 __all__ = [
     "AllGather",
     "DeepReduceState",
     "ParameterStats",
     "PeerError",
+    "ResidualMemory",
     "Server",
     "Sharded",
     "Stats",
     "StepStats",
-    "TorchMemory",
     "allreduce_",
     "deepreduce_hook",
     "noop_hook",
+    "reshard",
 ]

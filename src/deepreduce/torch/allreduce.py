@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from ..errors import InputError
-from . import reference
+from . import dense
 from .state import DeepReduceState
 
 
@@ -32,4 +32,4 @@ def allreduce_(tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduce
         state.reduce(labels, listed).result()
     else:
         for place, tensor in enumerate(listed):
-            reference.all_reduce(state, tensor, [labels[place]], [tensor], last=place == len(listed) - 1).wait()
+            dense.all_reduce(state, tensor, [labels[place]], [tensor], last=place == len(listed) - 1).wait()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import ml_dtypes
 import numpy as np
 import torch
@@ -42,3 +45,17 @@ def to_torch(array: Values) -> torch.Tensor:
     if native == _BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
+
+
+def mapped_to_torch(tree: Any) -> Any:
+    """Return a state with tensors in place of its arrays."""
+    if isinstance(tree, Mapping):
+        return {key: mapped_to_torch(value) for key, value in tree.items()}
+    return to_torch(tree) if isinstance(tree, np.ndarray) else tree
+
+
+def mapped_to_numpy(tree: Any) -> Any:
+    """Return a state with arrays in place of its tensors."""
+    if isinstance(tree, Mapping):
+        return {key: mapped_to_numpy(value) for key, value in tree.items()}
+    return to_numpy(tree) if isinstance(tree, torch.Tensor) else tree

@@ -13,19 +13,23 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
+from ..indices.seeded import Seeded
+from ..message import DEFAULT_MAX_NUMEL
 from ..pipeline import DeepReduce, parse
+from ..step.residual import ResidualMemory
+from ..step.seeds import StepSeed
 from ..tensor import SparseTensor
 from .convert import to_numpy, to_torch
-from .memory import TorchMemory
 from .source import decode_sparse, scatter, source_of
 
 
 class Compressor:
     """GRACE's `Compressor`: a tensor becomes one flat uint8 tensor on its device, which describes itself, so that `ctx` is None.
 
-    The messages of the ranks differ in length (`tensors_size_are_same` is False), so they travel by GRACE's `Allgather`. Every call for
-    a name draws from a new seed, counted here.
+    The messages of the ranks differ in length (`tensors_size_are_same` is False), so they travel by GRACE's `Allgather`. Every rank and
+    every call for a name draw from a seed of their own. A message may hold as many elements as the largest tensor compressed here.
 
     >>> compressor = Compressor("topr:2/raw/raw")
     >>> tensors, ctx = compressor.compress(torch.tensor([1.0, -4.0, 2.0, -3.0]), "fc.weight")
@@ -39,17 +43,25 @@ class Compressor:
         self.codec = parse(spec) if isinstance(spec, str) else spec
         self.average = average
         self._steps: Counter[str] = Counter()
+        self._max_numel = DEFAULT_MAX_NUMEL
 
     def compress(self, tensor: torch.Tensor, name: str) -> tuple[list[torch.Tensor], None]:
         """The message as a list of one tensor, and no context."""
-        blob = self.codec.encode(source_of(tensor), seed=self._steps[name])
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        seed = StepSeed(0, self._steps[name], rank).of(name, shared=isinstance(self.codec.index, Seeded))
+        blob = self.codec.encode(source_of(tensor), seed=seed)
         self._steps[name] += 1
+        self._max_numel = max(self._max_numel, tensor.numel())
         return [to_torch(np.frombuffer(blob, np.uint8)).to(tensor.device)], None
 
     def decompress(self, tensors: Sequence[torch.Tensor], ctx: object = None) -> torch.Tensor:
         """The dense tensor of any rank's message, on the device of the message."""
         (message,) = tensors
-        return scatter(received(message), message.device)
+        return scatter(self.received(message), message.device)
+
+    def received(self, message: torch.Tensor) -> SparseTensor:
+        """Return the sparse tensor of a message, its positions enumerated on the device of the message."""
+        return decode_sparse(to_numpy(message).data, message.device, self._max_numel)
 
     def aggregate(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """The sum, in the order of the ranks; the communicator divides it by their number if `average` is set."""
@@ -60,7 +72,7 @@ class Compressor:
 
 
 class Memory:
-    """GRACE's `Memory` over a `TorchMemory`: error feedback that a NaN or Inf does not poison.
+    """GRACE's `Memory` over a `ResidualMemory`: error feedback that a NaN or Inf does not poison.
 
     >>> memory, compressor = Memory(), Compressor("topr:1/raw/raw")
     >>> gradient = memory.compensate(torch.tensor([3.0, 2.0]), "w")
@@ -70,18 +82,14 @@ class Memory:
     """
 
     def __init__(self, decay: float = 1.0, momentum: float = 0.0) -> None:
-        self.residuals = TorchMemory(decay, momentum)
+        self.residuals = ResidualMemory(decay, momentum)
 
     def compensate(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        """The tensor with what is owed added to it."""
-        return self.residuals.compensate(name, tensor)
+        """Return the tensor plus its residual."""
+        compensated: torch.Tensor = self.residuals.compensate(name, tensor)
+        return compensated
 
     def update(self, tensor: torch.Tensor, name: str, compressor: Compressor, tensors: Sequence[torch.Tensor], ctx: object) -> None:
         """Remember what the message of this tensor has not."""
         (message,) = tensors
-        self.residuals.update(name, tensor, received(message))
-
-
-def received(message: torch.Tensor) -> SparseTensor:
-    """The sparse tensor of a message, its positions enumerated on the device of the message."""
-    return decode_sparse(to_numpy(message).data, message.device)
+        self.residuals.update(name, tensor, compressor.received(message))

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from . import reference
+from . import dense
 from .state import DeepReduceState
 
 
@@ -15,7 +15,7 @@ def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[t
     """Encode, exchange and decode the gradients of a bucket off this thread; the future gives their mean over all ranks."""
     buffer, gradients, names = bucket.buffer(), bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
     if not state.compresses():
-        return reference.all_reduce(state, buffer, names, gradients, bucket.is_last())
+        return dense.all_reduce(state, buffer, names, gradients, bucket.is_last())
     reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last()))
 
     def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:

@@ -2,40 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..errors import ConfigError
+
 
 class Names:
-    """The name and the number of every parameter: those of a model, or by the order in which they are first seen.
+    """The name of every parameter: that of a model, or its number in the order in which they are first seen.
 
-    DDP fills its buckets in the same order on all ranks and after every restart, so both stay the same when buckets are rebuilt.
+    DDP fills its buckets in the same order on all ranks and after every restart, so numbers stay the same when buckets are rebuilt.
 
     >>> model = torch.nn.Linear(2, 3)
-    >>> names = Names(model)
-    >>> names.of(model.bias), names.number("bias")
-    ('bias', 1)
-    >>> Names().of(model.bias)
-    'parameter 0'
+    >>> Names(model).of(model.bias), Names().of(model.bias)
+    ('bias', 'parameter 0')
     """
 
     def __init__(self, model: torch.nn.Module | None = None) -> None:
         self._names = WeakIdKeyDictionary()
-        self._numbers: dict[str, int] = {}
+        self._known: list[str] | None = None
+        if model is not None:
+            self.bind(model)
+
+    def bind(self, model: torch.nn.Module) -> None:
+        """Take the names of a model; parameters that are not in it are refused from then on."""
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        for name, parameter in inner.named_parameters() if inner is not None else ():
+        named = dict(inner.named_parameters())
+        for name, parameter in named.items():
             self._names[parameter] = name
-            self.number(name)
+        self._known = list(named)
+
+    @property
+    def known(self) -> list[str] | None:
+        """All names of the model; None without one."""
+        return self._known
 
     def of(self, parameter: torch.Tensor) -> str:
-        """The name of this parameter."""
+        """Return the name of a parameter."""
         if parameter not in self._names:
-            name = f"parameter {len(self._numbers)}"
-            self._names[parameter] = name
-            self.number(name)
+            if self._known is not None:
+                raise ConfigError(
+                    f"a parameter of shape {tuple(parameter.shape)} is not one of the {len(self._known)} of the model that the state was "
+                    "made for: give the state the model that is trained (a state that was unpickled needs `state.bind(model)`)"
+                )
+            self._names[parameter] = f"parameter {len(self._names)}"
         return str(self._names[parameter])
 
-    def number(self, name: str) -> int:
-        """A small number of its own for every name: seeds are made of it."""
-        return self._numbers.setdefault(name, len(self._numbers))
+    def __deepcopy__(self, memo: dict[int, Any]) -> Names:
+        """A copy for the same parameters."""
+        copied = Names()
+        copied._names, copied._known = WeakIdKeyDictionary(dict(self._names)), self._known
+        return copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"known": self._known}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._names, self._known = WeakIdKeyDictionary(), state["known"]

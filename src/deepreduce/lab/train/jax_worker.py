@@ -20,9 +20,9 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from ...accounting import StepStats, ring_bytes
 from ...errors import ConfigError
 from ...jax import compressed_mean
+from ...step.stats import StepStats, ring_bytes
 from . import jax_models
 from .batches import Batch
 from .contract import Emit, Plan, serve

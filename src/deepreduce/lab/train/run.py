@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...accounting import StepStats, ring_bytes
+from ...step.stats import StepStats, ring_bytes
 from .batches import Batch, Data
 from .contract import Emit, Event, Plan, Record, Throttle, evaluation_steps
 from .tasks import read_data, task_of

@@ -14,8 +14,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ...accounting import StepStats, ring_bytes
 from ...errors import ConfigError
+from ...step.stats import StepStats, ring_bytes
 from ...tensorflow import DistributedOptimizer
 from . import tensorflow_cluster, tensorflow_models
 from .batches import Batch

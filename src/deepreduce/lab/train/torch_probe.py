@@ -11,11 +11,14 @@ import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
-from ...steps import Seed
+from ...step.frame import Failure
+from ...step.items import Encoded, Item
+from ...step.seeds import StepSeed
+from ...step.stopwatch import Stopwatch
+from ...step.topology import Delivery, Topology, Trip
+from ...step.transport import Transport
 from ...torch import DeepReduceState, deepreduce_hook
-from ...torch.stopwatch import Stopwatch
-from ...torch.topology import Delivery, Parcel, Topology, Trip
-from ...torch.units import Unit
+from ...torch.transport import Gloo
 
 
 class Probe:
@@ -37,7 +40,7 @@ class Probe:
             self._counted += buffer.numel()
         self.ready_at = time.perf_counter()
         reduced = deepreduce_hook(state, bucket)
-        return reduced if state.topology else self._timed(reduced, self.ready_at)
+        return reduced if not state.options.dense else self._timed(reduced, self.ready_at)
 
     def _timed(self, reduced: Future[torch.Tensor], start: float) -> Future[torch.Tensor]:
         """Buckets of an allreduce share the link: a moment in which two are under way counts once."""
@@ -63,9 +66,9 @@ class Paced(Stopwatch):
     links of their own they have machines of their own.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, transport: Transport) -> None:
         super().__init__()
-        self._group = group
+        self._group = transport.group if isinstance(transport, Gloo) else None
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -84,15 +87,23 @@ class Watched(Topology):
     paced: bool
     exchanges: list[float] = field(repr=False)
 
-    def pack(self, units: Sequence[Unit], seed: Seed) -> Parcel:
-        return self.inner.pack(units, seed)
+    @property
+    def has_owners(self) -> bool:  # type: ignore[override]
+        """As the topology inside."""
+        return self.inner.has_owners
 
-    def failed(self, error: BaseException, size: int) -> Parcel:
-        return self.inner.failed(error, size)
+    def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
+        return self.inner.encode(tensors, seed, size)
 
-    def ship(self, parcel: Parcel, trip: Trip) -> Delivery:
-        watch = Paced(trip.link.group) if self.paced else Stopwatch()
-        delivery = self.inner.ship(parcel, replace(trip, watch=watch))
+    def fail(self, failure: Failure, trip: Trip) -> None:
+        self.inner.fail(failure, trip)
+
+    def owned_range(self, numel: int, rank: int, size: int) -> tuple[int, int]:
+        return self.inner.owned_range(numel, rank, size)
+
+    def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
+        watch = Paced(trip.transport) if self.paced else Stopwatch()
+        delivery = self.inner.exchange(tensors, messages, replace(trip, watch=watch))
         self.exchanges.append(watch.seconds["exchange"])
         for part, seconds in watch.seconds.items():
             trip.watch.seconds[part] += seconds

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from ...step.topology import TOPOLOGIES
 from ...torch import DeepReduceState
-from ...torch.topology import TOPOLOGIES
 from . import torch_models
 from .batches import Batch
 from .contract import Emit, Plan, serve

@@ -4,13 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
+
+import numpy as np
+
+from .frame import Exchange, open_frames, seal
+from .transport import Transport
 
 Agreement = Callable[[list[float]], list[float]]
 """Gives all ranks the same numbers: the largest of each."""
 
 _log = logging.getLogger("deepreduce")
+
+
+def agreed_largest(numbers: Sequence[float], transport: Transport, exchange: Exchange) -> list[float]:
+    """Return the largest of each number over all ranks, the same everywhere.
+
+    >>> from deepreduce.step.transport import Alone
+    >>> agreed_largest([1.5, 2.0], Alone(), Exchange("demo", 0, 0, 16))
+    [1.5, 2.0]
+    """
+    frames = transport.all_gather(seal(np.array(numbers, "<f8").tobytes(), exchange), exchange)
+    everyone = [np.frombuffer(body, "<f8") for body in open_frames(frames, exchange, transport.rank)]
+    return [float(number) for number in np.max(everyone, axis=0)]
 
 
 class Trial:
@@ -29,9 +46,15 @@ class Trial:
         self._seconds: list[float] = []
         self._last = 0.0
         self._compress = True
+        self._asked, self._answer = -1, True
 
     def compresses(self, step: int, agree: Agreement) -> bool:
-        """Whether this step does. To be asked once a step, by all ranks in the same order."""
+        """Return whether this step does. Asked by all ranks in the same order; a step that was asked for before gets the same answer."""
+        if step != self._asked:
+            self._asked, self._answer = step, self._next(step, agree)
+        return self._answer
+
+    def _next(self, step: int, agree: Agreement) -> bool:
         now = self._clock()
         self._first = step if self._first is None else self._first
         place = (step - self._first) % self._period

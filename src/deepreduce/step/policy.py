@@ -6,18 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from .codec import Codec
-from .errors import ConfigError
-from .parameters import natural, shown
-from .pipeline import DeepReduce, Gradient, encode_many, parse
-from .source import Source
+from ..errors import ConfigError
+from ..parameters import natural, shown
+from ..pipeline import DeepReduce, Gradient, encode_many, parse
+from ..source import Source
 
 
 class Policy(Protocol):
     """Anything that names the codec for a tensor."""
 
-    def choose(self, name: str, source: Source) -> DeepReduce:
-        """The codec for this tensor."""
+    def codec_for(self, name: str, source: Source) -> DeepReduce:
+        """Return the codec for this tensor."""
         ...
 
 
@@ -30,8 +29,8 @@ def policy_of(spec: str | DeepReduce | Policy, small_numel: int) -> Policy:
     small_numel = natural(small_numel, "small_tensor_numel")
     if isinstance(spec, str | DeepReduce):
         return BySize(small_numel, small=parse("dense"), large=_parsed(spec))
-    if isinstance(spec, Codec | type) or not callable(getattr(spec, "choose", None)):  # the `choose` of a codec is another one
-        raise ConfigError(f"a spec is a string, a DeepReduce or an object with choose(name, source), got {shown(spec)}")
+    if isinstance(spec, type) or not callable(getattr(spec, "codec_for", None)):
+        raise ConfigError(f"a spec is a string, a DeepReduce or an object with codec_for(name, source), got {shown(spec)}")
     return spec
 
 
@@ -59,10 +58,10 @@ class BySize:
         object.__setattr__(self, "small", _parsed(self.small))
         object.__setattr__(self, "large", _parsed(self.large))
 
-    def choose(self, name: str, source: Source) -> DeepReduce:
-        """The codec for this tensor."""
+    def codec_for(self, name: str, source: Source) -> DeepReduce:
+        """Return the codec for this tensor."""
         return self.small if source.numel < self.numel else self.large
 
     def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
         """One message in which each tensor goes by its own codec."""
-        return encode_many(self.choose, gradients, seed)
+        return encode_many(self.codec_for, gradients, seed)

@@ -6,12 +6,12 @@ import textwrap
 
 import pytest
 
-from deepreduce.torch.lane import Lane
+from deepreduce.step.worker import Worker
 
 # The lane is gone before its last job is let go of, and main leaves at that moment.
 LEAVES_WHILE_A_LANE_WORKS = """
     import atexit, threading, time
-    from deepreduce.torch.lane import Lane
+    from deepreduce.step.worker import Worker
 
     leaving = threading.Event()
 
@@ -25,7 +25,7 @@ LEAVES_WHILE_A_LANE_WORKS = """
         del kept[:]  # the lane itself
 
     atexit.register(leaving.set)
-    kept = [Lane("test")]
+    kept = [Worker("test")]
     submit = kept[0].submit
     done = submit(lambda job=job: job(kept))
     del job, submit
@@ -34,7 +34,7 @@ LEAVES_WHILE_A_LANE_WORKS = """
 
 
 def test_jobs_run_one_after_another_and_errors_come_by_their_future():
-    lane, seen = Lane("test"), []
+    lane, seen = Worker("test"), []
     futures = [lane.submit(lambda number=number: seen.append(number)) for number in range(100)]
     failed = lane.submit(lambda: 1 // 0)
     assert [future.result() for future in futures] == [None] * 100

@@ -1,4 +1,4 @@
-"""Work off the training thread, one thing after another."""
+"""Work off the training thread, one job after another."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ Job = tuple[Callable[[], Any], "Future[Any]"]
 _running: dict[threading.Thread, SimpleQueue[Job | None]] = {}
 
 
-class Lane:
+class Worker:
     """One thread that does what it is given, in that order; it starts with the first job, and a process ends without it if it hangs.
 
-    >>> lane = Lane("demo")
-    >>> lane.submit(lambda: 6 * 7).result()
+    >>> worker = Worker("demo")
+    >>> worker.submit(lambda: 6 * 7).result()
     42
+    >>> worker.close()
     """
 
     def __init__(self, name: str) -> None:
@@ -30,13 +31,21 @@ class Lane:
         self._thread: threading.Thread | None = None
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Queue a job; its result, or the error it raised, comes by the future."""
+        """Queue a job; its result, or the error it raised, comes by the future. A job that is cancelled before it starts is not run."""
         if self._thread is None:
             self._thread = _started(self._name, self._jobs)
             weakref.finalize(self, self._jobs.put, None)
         promise: Future[T] = Future()
         self._jobs.put((work, promise))
         return promise
+
+    def close(self) -> None:
+        """Finish all jobs and end the thread; the next job starts a new one."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            if self._thread is not threading.current_thread():
+                self._thread.join(_PATIENCE_SECONDS)
+            self._thread, self._jobs = None, SimpleQueue()
 
 
 def _started(name: str, jobs: SimpleQueue[Job | None]) -> threading.Thread:
@@ -51,18 +60,19 @@ def _started(name: str, jobs: SimpleQueue[Job | None]) -> threading.Thread:
 def _serve(jobs: SimpleQueue[Job | None]) -> None:
     while (job := jobs.get()) is not None:
         work, promise = job
-        try:
-            promise.set_result(work())
-        except BaseException as error:
-            promise.set_exception(error)
-        del job, work, promise  # a job holds gradients: none must live on while the lane waits for the next one
+        if promise.set_running_or_notify_cancel():
+            try:
+                promise.set_result(work())
+            except BaseException as error:
+                promise.set_exception(error)
+        del job, work, promise  # a job holds gradients: none must live on while the worker waits for the next one
 
 
 @atexit.register
 def _leave() -> None:
-    """End all lanes before the interpreter ends: a thread that still is inside torch then would bring the process down.
+    """End all workers before the interpreter ends: a thread that still is inside a framework then would bring the process down.
 
-    Also those whose `Lane` is gone. Their last job may be what held it, with the whole process group, and be about to close that.
+    Also those whose `Worker` is gone. Their last job may be what held it, with the whole process group, and be about to close that.
     """
     for jobs in _running.values():
         jobs.put(None)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError
-from .message import Record
+from ..errors import ConfigError
+from ..message import Record
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,0 +1,1 @@
+"""One training step without any framework: seeds, residuals, frames, topologies over a transport, policies, the trial and the stats."""

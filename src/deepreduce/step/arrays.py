@@ -1,0 +1,237 @@
+"""The seam between a training step and the place where its dense tensors live.
+
+Only these operations touch all elements of a tensor. `Host` has them for numpy arrays; an adapter adds its own for tensors of a device by
+registering their type with `arrays_of`, so that nothing of a gradient's size leaves the device.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import singledispatch
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..errors import InputError
+from ..source import DenseSource, Source, Space
+from ..tensor import Positions, Shape, SparseTensor, Values, float_dtype
+
+Array = Any
+"""A dense tensor of some framework; its `Arrays` know how to handle it."""
+
+_START = 1024
+
+
+def wide_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the dtype to add up in: float32 for the half precisions.
+
+    >>> wide_dtype(ml_dtypes.bfloat16), wide_dtype(np.float64)
+    (dtype('float32'), dtype('float64'))
+    """
+    return np.dtype(np.float32) if np.dtype(dtype).itemsize == 2 else np.dtype(dtype)
+
+
+def largest_of(dtype: np.dtype[Any]) -> float:
+    """Return the largest finite number of a dtype."""
+    return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
+
+
+class Arrays(ABC):
+    """Operations on dense tensors. Those that end in ``_`` work in place; none of the others changes what it is given."""
+
+    @abstractmethod
+    def dtype(self, array: Array) -> np.dtype[Any]:
+        """Return the numpy dtype of a tensor of floats; `InputError` for any other."""
+
+    @abstractmethod
+    def source(self, array: Array) -> Source:
+        """Return the tensor as the pipeline reads it."""
+
+    @abstractmethod
+    def space_of(self, array: Array) -> Callable[[Shape], Space]:
+        """Return how positions are enumerated where this tensor lives."""
+
+    @abstractmethod
+    def wide(self, array: Array) -> Array:
+        """Return the tensor in the dtype to add up in: itself, if it has it."""
+
+    @abstractmethod
+    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]]) -> Array:
+        """Return the tensor plus each term times its factor: a new one, in the dtype to add up in, finite where all of them are."""
+
+    @abstractmethod
+    def narrow(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        """Return the tensor in a dtype, itself if it has it; what is finite stays finite."""
+
+    @abstractmethod
+    def nonzero_where(self, array: Array, pattern: Array) -> Array:
+        """Return the tensor where `pattern` is not zero, and zero elsewhere: a new one."""
+
+    @abstractmethod
+    def zeros(self, like: Array) -> Array:
+        """Return zeros of the shape of a tensor, in the dtype to add up in."""
+
+    @abstractmethod
+    def add_(self, array: Array, part: SparseTensor, divisor: int = 1) -> None:
+        """Add a sparse tensor divided by a number; the array is contiguous."""
+
+    @abstractmethod
+    def subtract_(self, array: Array, part: SparseTensor) -> None:
+        """Subtract a sparse tensor; the array is contiguous."""
+
+    @abstractmethod
+    def clear_(self, array: Array, positions: Positions) -> None:
+        """Set the elements at these positions to zero; the array is contiguous."""
+
+    @abstractmethod
+    def scale_(self, array: Array, factor: float) -> None:
+        """Multiply by a factor."""
+
+    @abstractmethod
+    def assign_(self, array: Array, wide: Array) -> None:
+        """Write a sum over a tensor, in the dtype of the tensor."""
+
+    @abstractmethod
+    def is_zero(self, array: Array) -> bool:
+        """Return whether all elements are zero."""
+
+    @abstractmethod
+    def first_nonfinite(self, array: Array) -> SparseTensor | None:
+        """Return the first element that is NaN or infinite, or None."""
+
+    @abstractmethod
+    def between(self, array: Array, low: int, high: int, shape: Shape) -> Array:
+        """Return the elements from `low` to `high`, counted row by row, in this shape."""
+
+    @abstractmethod
+    def concatenate(self, arrays: Sequence[Array]) -> Array:
+        """Return the elements of all tensors, one after another."""
+
+    @abstractmethod
+    def copy(self, array: Array) -> Array:
+        """Return a contiguous copy."""
+
+    @abstractmethod
+    def moved(self, held: Array, like: Array) -> Array:
+        """Return a tensor of any kind as one of this kind, where `like` lives."""
+
+    def total(self, parts: Sequence[SparseTensor], like: Array, divisor: int = 1) -> Array:
+        """Return the sum of sparse tensors, each divided by a number, in the order given and so with the same bits everywhere."""
+        total = self.zeros(like)
+        for part in parts:
+            self.add_(total, part, divisor)
+        return total
+
+    def fill_(self, array: Array, parts: Sequence[SparseTensor], divisor: int) -> None:
+        """Write the sum of sparse tensors, each divided by a number, over a tensor."""
+        self.assign_(array, self.total(parts, array, divisor))
+
+
+class Host(Arrays):
+    """numpy arrays.
+
+    >>> HOST.narrow(np.float32([1e6, 1]), np.dtype(np.float16))
+    array([6.55e+04, 1.00e+00], dtype=float16)
+    """
+
+    def dtype(self, array: Array) -> np.dtype[Any]:
+        return float_dtype(array.dtype)
+
+    def source(self, array: Array) -> Source:
+        return DenseSource(array)
+
+    def space_of(self, array: Array) -> Callable[[Shape], Space]:
+        return Space
+
+    def wide(self, array: Array) -> Array:
+        return array.astype(wide_dtype(self.dtype(array)), copy=False)
+
+    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]]) -> Array:
+        total = np.array(array, wide_dtype(self.dtype(array)), order="C")
+        with np.errstate(over="ignore", invalid="ignore"):
+            for term, factor in terms:
+                total += term if factor == 1 else term * total.dtype.type(factor)
+        if terms and not np.isfinite(total).all():
+            finite = np.isfinite(array) & np.logical_and.reduce([np.isfinite(term) for term, _ in terms])
+            np.copyto(total, np.copysign(largest_of(total.dtype), total), where=np.isinf(total) & finite)
+        return total
+
+    def narrow(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        if array.dtype == dtype:
+            return array
+        largest = largest_of(dtype)
+        return np.where(np.isfinite(array), np.clip(array, -largest, largest), array).astype(dtype)
+
+    def nonzero_where(self, array: Array, pattern: Array) -> Array:
+        return np.where(pattern != 0, array, array.dtype.type(0))
+
+    def zeros(self, like: Array) -> Array:
+        return np.zeros(like.shape, wide_dtype(self.dtype(like)))
+
+    def add_(self, array: Array, part: SparseTensor, divisor: int = 1) -> None:
+        values = part.values.astype(array.dtype, copy=False)
+        self._add(array.reshape(-1), part, values if divisor == 1 else values / array.dtype.type(divisor))
+
+    def subtract_(self, array: Array, part: SparseTensor) -> None:
+        self._add(array.reshape(-1), part, -part.values.astype(array.dtype, copy=False))
+
+    def _add(self, flat: Array, part: SparseTensor, values: Values) -> None:
+        if part.nnz == flat.size:
+            flat += values
+        else:
+            flat[part.indices] += values
+
+    def clear_(self, array: Array, positions: Positions) -> None:
+        array.reshape(-1)[positions] = 0
+
+    def scale_(self, array: Array, factor: float) -> None:
+        array *= array.dtype.type(factor)
+
+    def assign_(self, array: Array, wide: Array) -> None:
+        array[...] = self.narrow(wide, array.dtype)
+
+    def fill_(self, array: Array, parts: Sequence[SparseTensor], divisor: int) -> None:
+        if array.dtype != wide_dtype(array.dtype) or not array.flags.c_contiguous:
+            super().fill_(array, parts, divisor)
+            return
+        array[...] = 0
+        for part in parts:
+            self.add_(array, part, divisor)
+
+    def is_zero(self, array: Array) -> bool:
+        flat = array.reshape(-1) if array.flags.c_contiguous else array
+        start = flat[:_START]  # hardly ever zero in a tensor that is not, and much less to read
+        return not np.any(start) and not np.any(flat)
+
+    def first_nonfinite(self, array: Array) -> SparseTensor | None:
+        flat = array.reshape(-1)
+        found = np.flatnonzero(~np.isfinite(flat))[:1]
+        return SparseTensor(found, flat[found], array.shape) if found.size else None
+
+    def between(self, array: Array, low: int, high: int, shape: Shape) -> Array:
+        return array.reshape(-1)[low:high].reshape(shape)
+
+    def concatenate(self, arrays: Sequence[Array]) -> Array:
+        return np.concatenate([array.reshape(-1) for array in arrays])
+
+    def copy(self, array: Array) -> Array:
+        return np.array(array, order="C")
+
+    def moved(self, held: Array, like: Array) -> Array:
+        return np.asarray(held)
+
+
+HOST = Host()
+
+
+@singledispatch
+def arrays_of(array: object) -> Arrays:
+    """Return the operations for a tensor, by its type; adapters register theirs."""
+    raise InputError(f"a gradient is a numpy array or a tensor of a framework whose adapter is imported, got {type(array).__name__}")
+
+
+@arrays_of.register(np.ndarray | np.generic)
+def _(array: Values) -> Arrays:
+    return HOST

@@ -1,0 +1,51 @@
+"""Before a step that sends everything: all that was not sent yet goes along with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..tensor import SparseTensor
+from . import sums
+from .arrays import arrays_of
+from .reducer import Memory
+from .residual import Gradient
+from .topology import Topology
+
+
+def flushed(
+    memory: Memory, topology: Topology, names: Sequence[str], gradients: Sequence[Gradient], rank: int, size: int
+) -> dict[int, Gradient]:
+    """Return, by their index, the gradients that have a residual, with it added; those that are zero throughout keep theirs.
+
+    What this rank remembers of a mean that it owns counts once for every rank, as the gradients are divided by their number.
+    """
+    found: dict[int, Gradient] = {}
+    for index, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
+        has_own = memory.own is not None and name in memory.own.residuals
+        has_owned = memory.owned is not None and name in memory.owned.residuals
+        if not (has_own or has_owned) or (not isinstance(gradient, SparseTensor) and arrays_of(gradient).is_zero(gradient)):
+            continue
+        total = memory.own.flush_into(name, gradient) if memory.own is not None else gradient
+        found[index] = _with_owned(memory, topology, name, total, rank, size) if has_owned else total
+    return found
+
+
+def _with_owned(memory: Memory, topology: Topology, name: str, total: Gradient, rank: int, size: int) -> Gradient:
+    owned: Any = memory.owned.residuals[name] if memory.owned is not None else None
+    low, _ = topology.owned_range(memory.numels[name], rank, size)
+    if isinstance(total, SparseTensor) and isinstance(owned, SparseTensor):
+        return sums.combined([total, sums.scaled(SparseTensor(owned.indices + low, owned.values, total.shape), size)])
+    arrays = arrays_of(total)
+    whole = arrays.zeros(total)
+    piece = arrays.between(whole, low, low + int(owned.size), tuple(owned.shape))
+    arrays.assign_(piece, arrays.moved(owned, total))
+    return arrays.wide_sum(total, [(whole, float(size))])
+
+
+def settled(memory: Memory, names: Sequence[str]) -> None:
+    """Forget what has arrived at all ranks."""
+    for name in names:
+        for held in (memory.own, memory.owned):
+            if held is not None:
+                held.forget(name)

@@ -1,0 +1,114 @@
+"""The frame around a message between ranks: how long it is, which exchange it belongs to, and whether its sender failed.
+
+A rank that cannot make its message sends the reason instead, so that nobody waits for it: every rank then raises, at the same exchange.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import CorruptError, PeerError
+
+Buffer = NDArray[np.uint8]
+
+_HEAD = struct.Struct("<QIIBI")  # payload bytes, channel, step, kind, CRC-32 of what stands before it
+HEAD_BYTES = _HEAD.size
+_MESSAGE, _FAILURE = 0, 1
+_MAX_FAILURE_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank sends in place of a message that it could not make."""
+
+    error: Exception
+
+    def text(self) -> bytes:
+        """Return the reason, for the other ranks."""
+        return f"{type(self.error).__name__}: {self.error}".encode(errors="replace")[:_MAX_FAILURE_BYTES]
+
+
+Payload = bytes | Failure
+
+
+class PeerFailure(PeerError):
+    """Another rank sent a `Failure`: all ranks raise this at the same exchange, and can go on with the next one."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which exchange a frame belongs to: the same on all ranks. No message in it is longer than `limit_bytes`."""
+
+    what: str
+    channel: int
+    step: int
+    limit_bytes: int
+
+    def phase(self, name: str) -> Exchange:
+        """Return the exchange of one phase of a topology that has several."""
+        return Exchange(self.what, zlib.crc32(name.encode(), self.channel), self.step, self.limit_bytes)
+
+    @property
+    def limit_frame_bytes(self) -> int:
+        """The longest frame that anyone may send."""
+        return HEAD_BYTES + max(self.limit_bytes, _MAX_FAILURE_BYTES)
+
+
+def seal(payload: Payload, exchange: Exchange) -> bytes:
+    """Return the frame of a payload.
+
+    >>> frame = seal(b"hello", Exchange("demo", channel=1, step=0, limit_bytes=10))
+    >>> frame_bytes(frame) == len(frame) == HEAD_BYTES + 5
+    True
+    """
+    body, kind = (payload.text(), _FAILURE) if isinstance(payload, Failure) else (payload, _MESSAGE)
+    head = _HEAD.pack(len(body), exchange.channel, exchange.step % 2**32, kind, 0)[:-4]
+    return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), body))
+
+
+def frame_bytes(start: bytes | Buffer) -> int:
+    """Return the length of the frame that begins here; `CorruptError` if its head was changed."""
+    return HEAD_BYTES + _head(start)[0]
+
+
+def open_frames(frames: Sequence[Buffer], exchange: Exchange, rank: int, first_sender: int = 0) -> list[memoryview]:
+    """Return the messages of the ranks from `first_sender` on. What is not of this exchange is refused, and a `Failure` is raised."""
+    bodies = [_opened(frame, sender, exchange, rank) for sender, frame in enumerate(frames, first_sender)]
+    for sender, (kind, body) in enumerate(bodies, first_sender):
+        if kind == _FAILURE:
+            raise PeerFailure(f"rank {sender} failed: {bytes(body).decode(errors='replace') or 'see its own error'}")
+    return [body for _, body in bodies]
+
+
+def _head(start: bytes | Buffer) -> tuple[int, int, int, int]:
+    view = start.data if isinstance(start, np.ndarray) else memoryview(start)
+    if len(view) < HEAD_BYTES:
+        raise CorruptError(f"a frame has a head of {HEAD_BYTES} bytes, {len(view)} came")
+    size_bytes, channel, step, kind, checksum = _HEAD.unpack_from(view)
+    if zlib.crc32(view[: HEAD_BYTES - 4]) != checksum:
+        raise CorruptError("the head of a frame was changed on its way")
+    return size_bytes, channel, step, kind
+
+
+def _opened(frame: Buffer, sender: int, exchange: Exchange, rank: int) -> tuple[int, memoryview]:
+    try:
+        size_bytes, channel, step, kind = _head(frame)
+    except CorruptError as error:
+        raise CorruptError(f"message of rank {sender} for {exchange.what}: {error}") from error
+    if (channel, step) != (exchange.channel, exchange.step % 2**32):
+        raise PeerError(
+            f"rank {sender} is at step {step} in exchange {channel:08x}, rank {rank} at step {exchange.step} in "
+            f"{exchange.channel:08x} ({exchange.what}): all ranks need the same model, spec, topology and checkpoint"
+        )
+    limit_bytes = exchange.limit_bytes if kind == _MESSAGE else _MAX_FAILURE_BYTES
+    if size_bytes > limit_bytes or kind not in (_MESSAGE, _FAILURE):
+        raise CorruptError(f"rank {sender} announces {size_bytes} bytes of kind {kind} for {exchange.what}, limit {limit_bytes}")
+    if len(frame) != HEAD_BYTES + size_bytes:
+        raise CorruptError(f"rank {sender} announces {size_bytes} bytes for {exchange.what}, {len(frame) - HEAD_BYTES} came")
+    return kind, frame.data[HEAD_BYTES:]

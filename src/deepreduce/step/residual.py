@@ -1,0 +1,204 @@
+"""Error feedback: what one step could not send is added to the next (paper, section 6.3: memory compensation).
+
+One rule for every framework. Residuals are kept in the dtype to add up in (float32 for the half precisions), sums of finite numbers stay
+finite, and a step with a NaN or an infinity anywhere leaves no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, InputError
+from ..tensor import Shape, SparseTensor
+from . import sums
+from .arrays import HOST, Array, arrays_of, wide_dtype
+
+Gradient = Array | SparseTensor
+_TABLES = ("residuals", "velocities")
+
+
+@dataclass
+class ResidualMemory:
+    """Keeps, for every parameter by name, the part of its gradients that was not sent yet.
+
+    `decay` scales the residual before it is added. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten
+    where an element was sent (momentum correction and factor masking of Deep Gradient Compression, Lin et al. 2018); the optimizer then
+    has none itself. Takes numpy arrays, tensors of a framework whose adapter is imported, and `SparseTensor`; of a sparse gradient, only
+    the positions that were touched or not sent yet take part.
+
+    >>> import deepreduce as dr, numpy as np
+    >>> memory, codec = dr.ResidualMemory(), dr.parse("topr:1/raw/raw")
+    >>> for step in range(2):
+    ...     gradient = memory.compensate("w", np.float32([3, 2]))
+    ...     sent = dr.decode_sparse(codec.encode(gradient))
+    ...     memory.update("w", gradient, sent)
+    ...     print(gradient, "sent", sent.to_dense())
+    [3. 2.] sent [3. 0.]
+    [3. 4.] sent [0. 4.]
+    """
+
+    decay: float = 1.0
+    momentum: float = 0.0
+    residuals: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
+    velocities: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
+    _scale: float = field(default=1.0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decay <= 1:
+            raise ConfigError(f"decay is above 0 and at most 1, got {self.decay}")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum is at least 0 and below 1, got {self.momentum}")
+
+    def compensate(self, name: str, gradient: Any) -> Any:
+        """Return the gradient plus its residual, in the dtype to add up in: a new tensor. Nothing is remembered before `update`."""
+        gradient = _floats(name, gradient)
+        terms = [(held, factor) for table, factor in self._rates() if (held := self._held(table, name, gradient)) is not None]
+        if isinstance(gradient, SparseTensor):
+            return sums.combined([sums.scaled(gradient, 1.0), *(sums.scaled(held, factor) for held, factor in terms)])
+        return arrays_of(gradient).wide_sum(gradient, terms)
+
+    def update(self, name: str, compensated: Any, sent: SparseTensor) -> None:
+        """Remember what `compensated` has and `sent` has not. A step with NaN or Inf in it is skipped whole: it leaves no trace."""
+        compensated = _floats(name, compensated)
+        if not isinstance(sent, SparseTensor):
+            raise InputError(f"what was sent of {name!r} is a SparseTensor, got {type(sent).__name__}")
+        if sent.shape != tuple(compensated.shape):
+            raise InputError(f"{name!r} has shape {tuple(compensated.shape)}, but shape {sent.shape} was sent")
+        if isinstance(compensated, SparseTensor):
+            if sums.is_finite([compensated]):
+                self.remember(name, compensated, sent)
+            return
+        arrays = arrays_of(compensated)
+        if arrays.first_nonfinite(compensated) is None:
+            self.remember(name, arrays.copy(arrays.wide(compensated)), sent)
+
+    def remember(self, name: str, compensated: Gradient, sent: SparseTensor) -> None:
+        """`update` for a step that is known to be finite, at the cost of what was sent: it takes `compensated` over and writes to it."""
+        if isinstance(compensated, SparseTensor):
+            self._remember_sparse(name, compensated, sent)
+            return
+        arrays = arrays_of(compensated)
+        if self.momentum:
+            residual = self._held(self.residuals, name, compensated)
+            velocity = arrays.wide_sum(compensated, [] if residual is None else [(residual, -self.decay)])
+            arrays.clear_(velocity, sent.indices)
+            self.velocities[name] = velocity
+        arrays.subtract_(compensated, sent)
+        self.residuals[name] = compensated
+
+    def _remember_sparse(self, name: str, compensated: SparseTensor, sent: SparseTensor) -> None:
+        if self.momentum:
+            residual = self._held(self.residuals, name, compensated)
+            velocity = compensated if residual is None else sums.combined([compensated, sums.scaled(residual, -self.decay)])
+            self.velocities[name] = sums.without(velocity, sent.indices)
+        self.residuals[name] = sums.combined([compensated, sums.scaled(sent, -1.0)])
+
+    def _rates(self) -> list[tuple[dict[str, Gradient], float]]:
+        return [(self.residuals, self.decay), *([(self.velocities, self.momentum)] if self.momentum else [])]
+
+    def _held(self, table: dict[str, Gradient], name: str, like: Gradient) -> Any:
+        held = table.get(name)
+        if held is None:
+            return None
+        if isinstance(held, SparseTensor) != isinstance(like, SparseTensor):
+            raise InputError(f"the gradient of {name!r} was sparse and now is dense, or the reverse: its residual fits one of them only")
+        (shape, dtype), (held_shape, held_dtype) = _kind(like), _kind(held)
+        if (held_shape, held_dtype) != (shape, dtype):
+            if held_dtype != dtype or held_shape != (prod(shape),):
+                raise InputError(f"{name!r} is {dtype} of shape {shape}, but its residual is {held_dtype} of shape {held_shape}")
+            held = table[name] = _reshaped(held, shape)  # a range of a checkpoint
+        return held if isinstance(held, SparseTensor) else arrays_of(like).moved(held, like)
+
+    # Dense steps, loss scale, checkpoints
+
+    def flush_into(self, name: str, gradient: Gradient) -> Any:
+        """Return the gradient with all that was not sent yet, for a step that sends everything; `forget` it when that has arrived."""
+        held = self._held(self.residuals, name, gradient)
+        if held is None:
+            return gradient
+        if isinstance(gradient, SparseTensor):
+            return sums.combined([sums.scaled(gradient, 1.0), held])
+        return arrays_of(gradient).wide_sum(gradient, [(held, 1.0)])
+
+    def forget(self, name: str) -> None:
+        """Drop what is remembered of a parameter: it was sent, or rounding is all that is left of it."""
+        self.residuals.pop(name, None)
+        self.velocities.pop(name, None)
+
+    def rescale(self, scale: float) -> None:
+        """Follow a loss scale: what is remembered was made under the scale before."""
+        factor, self._scale = scale / self._scale, scale
+        if factor == 1.0:
+            return
+        for table in (self.residuals, self.velocities):
+            for name, held in table.items():
+                if isinstance(held, SparseTensor):
+                    table[name] = sums.scaled(held, factor)
+                else:
+                    arrays_of(held).scale_(held, factor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return copies of everything that is remembered, for a checkpoint."""
+        tables = {key: {name: _copied(held) for name, held in getattr(self, key).items()} for key in _TABLES}
+        return {**tables, "scale": self._scale}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint; what was remembered before is dropped. Nothing changes if the state is not one of ours."""
+        loaded, scale = loaded_tables(state)
+        self.residuals, self.velocities, self._scale = loaded["residuals"], loaded["velocities"], scale
+
+
+def loaded_tables(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Gradient]], float]:
+    """Return copies of the tables of a state and its loss scale, checked."""
+    if not isinstance(state, Mapping) or not {*_TABLES} <= set(state) <= {*_TABLES, "scale"}:
+        found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise InputError(f"a memory state is a dict of residuals, velocities and scale, got {found}")
+    if not all(isinstance(state[key], Mapping) for key in _TABLES):
+        raise InputError("residuals and velocities of a memory state are dicts")
+    scale = float(state.get("scale", 1.0))
+    if not 0 < scale < float("inf"):
+        raise InputError(f"the loss scale of a memory state is above 0 and finite, got {scale}")
+    return {key: {name: _loaded(name, held) for name, held in state[key].items()} for key in _TABLES}, scale
+
+
+def _kind(gradient: Gradient) -> tuple[Shape, np.dtype[Any]]:
+    """The shape of a gradient, and the dtype of its residual."""
+    dtype = gradient.dtype if isinstance(gradient, SparseTensor) else arrays_of(gradient).dtype(gradient)
+    return tuple(gradient.shape), wide_dtype(dtype)
+
+
+def _reshaped(held: Gradient, shape: Shape) -> Gradient:
+    return SparseTensor(held.indices, held.values, shape) if isinstance(held, SparseTensor) else held.reshape(shape)
+
+
+def _copied(held: Gradient) -> Any:
+    if isinstance(held, SparseTensor):
+        return {"indices": held.indices.copy(), "values": held.values.copy(), "shape": list(held.shape)}
+    return arrays_of(held).copy(held)
+
+
+def _loaded(name: str, held: Any) -> Gradient:
+    if isinstance(held, Mapping):
+        if set(held) != {"indices", "values", "shape"}:
+            raise InputError(f"the sparse residual of {name!r} has the keys indices, values and shape, got {sorted(held)}")
+        return sums.scaled(SparseTensor(np.array(held["indices"]), np.array(held["values"]), tuple(held["shape"])), 1.0)
+    array = _floats(name, held, "residual of")
+    return arrays_of(array).copy(arrays_of(array).wide(array))
+
+
+def _floats(name: str, given: Any, what: str = "gradient") -> Any:
+    """A sparse tensor or a dense one of floats; lists and arrays of another byte order become native arrays."""
+    if isinstance(given, SparseTensor):
+        return given
+    array = np.asarray(given) if isinstance(given, list | tuple | np.ndarray | np.generic) else given
+    arrays = arrays_of(array)
+    try:
+        dtype = arrays.dtype(array)
+    except InputError as error:
+        raise InputError(f"{what} {name!r}: {error}") from error
+    return array.astype(dtype, copy=False) if arrays is HOST else array

@@ -1,0 +1,35 @@
+"""Seeds of all random draws of a step, mixed by a hash: no two ranks, tensors, steps or runs share their draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+
+_SEED_BYTES = 6  # seeds travel in some messages, as varints of seven bytes
+
+
+def mix(*parts: int | str) -> int:
+    """Return a seed of 48 bits that depends on every part and on their order.
+
+    >>> mix(0, 1, "layer.weight") != mix(1, 0, "layer.weight")
+    True
+    """
+    text = "\0".join(map(repr, parts))
+    return int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=_SEED_BYTES).digest(), "little")
+
+
+@dataclass(frozen=True)
+class StepSeed:
+    """The seed of one step of one rank of a run."""
+
+    run: int
+    step: int
+    rank: int
+
+    def of(self, name: str, shared: bool = False) -> int:
+        """Return the seed of a tensor; a `shared` one is the same on all ranks, for codecs whose positions follow from it.
+
+        >>> StepSeed(run=0, step=1, rank=0).of("w") == StepSeed(run=1, step=0, rank=0).of("w")
+        False
+        """
+        return mix(self.run, self.step, -1 if shared else self.rank, name)

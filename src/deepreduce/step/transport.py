@@ -1,0 +1,152 @@
+"""How frames travel between ranks: the contract of a transport, and the part that all transports with padded collectives share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import CorruptError
+from .frame import HEAD_BYTES, Buffer, Exchange, frame_bytes, open_frames, seal
+
+ROOT = 0
+"""The rank that gathers and broadcasts."""
+
+
+class Transport(ABC):
+    """The ranks of one group, for frames whose sizes differ. `sent_bytes` counts what this rank puts on the network.
+
+    Every method is called by all ranks in the same order. A rank's own frame comes back as it went. Buffers are host memory here; a
+    transport may copy to a device and back to use the collectives of that device. An error of the network is a `PeerError`.
+    """
+
+    rank: int
+    size: int
+    sent_bytes: int = 0
+
+    @abstractmethod
+    def all_gather(self, frame: bytes, exchange: Exchange) -> list[Buffer]:
+        """Return the frames of all ranks, in the order of the ranks."""
+
+    @abstractmethod
+    def gather(self, frame: bytes, exchange: Exchange) -> list[Buffer] | None:
+        """Return the frames of all ranks at the root, None elsewhere."""
+
+    @abstractmethod
+    def broadcast(self, frame: bytes | None, exchange: Exchange) -> Buffer:
+        """Return the frame of the root, which alone gives one."""
+
+    @abstractmethod
+    def all_to_all(self, frames: Sequence[bytes], exchange: Exchange) -> list[Buffer]:
+        """Send one frame to every rank; return the one that every rank sent here."""
+
+    def close(self) -> None:
+        """Hang up: ranks that wait for this one get an error."""
+        return None
+
+
+class Alone(Transport):
+    """One rank: everything comes back.
+
+    >>> [bytes(frame) for frame in Alone().all_gather(b"frame", Exchange("demo", 0, 0, 10))]
+    [b'frame']
+    """
+
+    rank, size = 0, 1
+
+    def all_gather(self, frame: bytes, exchange: Exchange) -> list[Buffer]:
+        return [np.frombuffer(frame, np.uint8)]
+
+    def gather(self, frame: bytes, exchange: Exchange) -> list[Buffer] | None:
+        return self.all_gather(frame, exchange)
+
+    def broadcast(self, frame: bytes | None, exchange: Exchange) -> Buffer:
+        return np.frombuffer(frame or b"", np.uint8)
+
+    def all_to_all(self, frames: Sequence[bytes], exchange: Exchange) -> list[Buffer]:
+        return self.all_gather(frames[0], exchange)
+
+
+class GatherOnly(Transport):
+    """A transport that has an all-gather only: the other exchanges are made of it, at its volume."""
+
+    def gather(self, frame: bytes, exchange: Exchange) -> list[Buffer] | None:
+        frames = self.all_gather(frame, exchange)
+        return frames if self.rank == ROOT else None
+
+    def broadcast(self, frame: bytes | None, exchange: Exchange) -> Buffer:
+        return self.all_gather(seal(b"", exchange) if frame is None else frame, exchange)[ROOT]
+
+    def all_to_all(self, frames: Sequence[bytes], exchange: Exchange) -> list[Buffer]:
+        together = replace(exchange, limit_bytes=self.size * (exchange.limit_frame_bytes + 8))
+        sizes = np.array([len(frame) for frame in frames], "<u8").tobytes()
+        everyone = self.all_gather(seal(b"".join([sizes, *frames]), together), together)
+        return [self._mine(joined, sender) for sender, joined in enumerate(open_frames(everyone, together, self.rank))]
+
+    def _mine(self, joined: memoryview, sender: int) -> Buffer:
+        table_bytes = 8 * self.size
+        if len(joined) < table_bytes:
+            raise CorruptError(f"rank {sender} sent {len(joined)} bytes, too few for the sizes of {self.size} frames")
+        ends = table_bytes + np.cumsum(np.frombuffer(joined[:table_bytes], "<u8").astype(np.float64))
+        if ends[-1] != len(joined):
+            raise CorruptError(f"rank {sender} sent {len(joined)} bytes that do not hold a frame for each of {self.size} ranks")
+        start = table_bytes if self.rank == 0 else int(ends[self.rank - 1])
+        return np.frombuffer(joined[start : int(ends[self.rank])], np.uint8)
+
+
+class Padded(GatherOnly):
+    """Frames of unequal sizes over an all-gather of equal ones.
+
+    A buffer has the capacity that the sizes of the previous exchange suggest, so that one collective is enough; what does not fit follows
+    in a second one. The heads of the frames say all sizes, and are checked before anything is allocated by them.
+    """
+
+    def __init__(self) -> None:
+        self._capacities: dict[int, int] = {}
+
+    def all_gather(self, frame: bytes, exchange: Exchange) -> list[Buffer]:
+        capacity = self.capacity(exchange)
+        fronts = self._all_gather(padded(frame[:capacity], capacity), exchange)
+        sizes = [checked_bytes(front, rank, exchange) for rank, front in enumerate(fronts)]
+        if (missing := max(sizes) - capacity) > 0:
+            rests = self._all_gather(padded(frame[capacity:], self.roomy(missing)), exchange)
+            fronts = [np.concatenate(pair) for pair in zip(fronts, rests, strict=True)]
+        self.remember(exchange, max(sizes))
+        return [front[:size] for front, size in zip(fronts, sizes, strict=True)]
+
+    def capacity(self, exchange: Exchange) -> int:
+        """Return the size of the buffer for the next frame of a channel."""
+        return self._capacities.get(exchange.channel, self.roomy(HEAD_BYTES))
+
+    def remember(self, exchange: Exchange, longest: int) -> None:
+        """Set the capacity of a channel after frames of at most this size; peaks are remembered for a while."""
+        before = self.capacity(exchange)
+        self._capacities[exchange.channel] = max(self.roomy(longest), before - before // 32)
+
+    def roomy(self, size_bytes: int) -> int:
+        """Return a capacity for frames like this one: some padding costs less than a second collective."""
+        return size_bytes + size_bytes // 32 + 64
+
+    @abstractmethod
+    def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
+        """Return the buffers of all ranks, which are all of one size."""
+
+
+def checked_bytes(start: Buffer, sender: int, exchange: Exchange) -> int:
+    """Return the length of a frame whose head came from `sender`, at most what the exchange allows."""
+    try:
+        size_bytes = frame_bytes(start)
+    except CorruptError as error:
+        raise CorruptError(f"message of rank {sender} for {exchange.what}: {error}") from error
+    if size_bytes > exchange.limit_frame_bytes:
+        raise CorruptError(f"rank {sender} announces a frame of {size_bytes} bytes for {exchange.what}, limit {exchange.limit_frame_bytes}")
+    return size_bytes
+
+
+def padded(content: bytes, size_bytes: int) -> Buffer:
+    """Return the content in a new buffer of this size, with zeros behind it."""
+    buffer = np.zeros(size_bytes, np.uint8)
+    buffer[: len(content)] = np.frombuffer(content, np.uint8)
+    return buffer
