@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -14,45 +15,58 @@ from ..errors import PeerError
 from ..step.frame import HEAD_BYTES, Buffer, Exchange
 from ..step.transport import ROOT, Alone, Padded, Transport, checked_bytes, padded
 
-Move = tuple[Callable[..., Any], torch.Tensor, int]
+_connections: Counter[tuple[int, ...]] = Counter()
 
 
 def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) -> Transport:
     """Return the transport between the members of a group, all of which must call this; without torch.distributed there is one rank.
 
-    It has a group of its own, so that frames never mix with other collectives, whatever thread they come from. It works on host memory,
-    whatever the backend of the given group.
+    It has connections of its own, so that frames never mix with other collectives, whatever thread they come from. It works on host
+    memory, whatever the backend of the given group.
     """
     if not dist.is_initialized():
         return Alone()
     members = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-    group = dist.new_group(members, timeout, backend="gloo", use_local_synchronization=True)
-    if not isinstance(group, dist.ProcessGroup):
+    if dist.get_rank() not in members:
         raise PeerError(f"rank {dist.get_rank()} is not in the process group of ranks {members}")
-    return Gloo(group)
+    return Gloo(_backend(members, timeout), members.index(dist.get_rank()), len(members))
+
+
+def _backend(members: Sequence[int], timeout: timedelta | None) -> Any:
+    """Return a gloo backend between these ranks. `dist.new_group` would reuse the name of a group that was closed, and meet its old store.
+
+    Seen in torch 2.6 to 2.13: the class is public, the store of the default group is not.
+    """
+    try:
+        from torch.distributed.distributed_c10d import _get_default_store
+
+        store, backend = _get_default_store(), dist.ProcessGroupGloo
+    except (ImportError, AttributeError) as error:
+        raise PeerError(f"deepreduce needs torch with gloo and its default store, found torch {torch.__version__}: {error}") from error
+    _connections[tuple(members)] += 1  # all members connect in the same order
+    prefix = f"deepreduce/{','.join(map(str, members))}/{_connections[tuple(members)]}"
+    own_store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    return backend(own_store, members.index(dist.get_rank()), len(members), timeout or timedelta(minutes=30))
 
 
 class Gloo(Padded):
-    """The ranks of one gloo group."""
+    """Ranks that are connected by gloo."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, backend: Any, rank: int, size: int) -> None:
         super().__init__()
-        self.group: dist.ProcessGroup | None = group
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.backend, self.rank, self.size = backend, rank, size
         self._pair_capacities: dict[tuple[int, str], list[int]] = {}
 
     def close(self) -> None:
-        if self.group is not None:
-            dist.destroy_process_group(self.group)
-            self.group = None
+        self.backend = None  # its connections and threads end with it
 
     def gather(self, frame: bytes, exchange: Exchange) -> list[Buffer] | None:
         heads = self._all_gather(padded(frame[:HEAD_BYTES], HEAD_BYTES), exchange)
         sizes = [checked_bytes(head, rank, exchange) for rank, head in enumerate(heads)]
         buffer = torch.from_numpy(padded(frame, max(sizes)))
-        gathered = [torch.empty_like(buffer) for _ in sizes] if self.rank == ROOT else None
-        self._run(exchange, dist.gather, buffer, gathered, group_dst=ROOT)
-        if gathered is None:
+        gathered = [torch.empty_like(buffer) for _ in sizes] if self.rank == ROOT else []
+        self._run(exchange, lambda gloo: [gloo.gather(gathered, buffer, ROOT)])
+        if not gathered:
             self.sent_bytes += buffer.numel()
             return None
         return [each.numpy()[:size] for each, size in zip(gathered, sizes, strict=True)]
@@ -82,59 +96,55 @@ class Gloo(Padded):
 
     def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
         gathered = np.empty(self.size * buffer.size, np.uint8)
-        collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
-        self._run(exchange, collective, torch.from_numpy(gathered), torch.from_numpy(buffer))
+        self._run(exchange, lambda gloo: [gloo._allgather_base(torch.from_numpy(gathered), torch.from_numpy(buffer))])
         self.sent_bytes += (self.size - 1) * buffer.size
         return np.split(gathered, self.size)
 
     def _broadcast(self, buffer: Buffer, exchange: Exchange) -> Buffer:
-        self._run(exchange, dist.broadcast, torch.from_numpy(buffer), group_src=ROOT)
+        self._run(exchange, lambda gloo: [gloo.broadcast(torch.from_numpy(buffer), ROOT)])
         self.sent_bytes += _children(self.rank, self.size) * buffer.size
         return buffer
 
     def _all_to_all(self, outgoing: Sequence[Buffer], sizes_in: list[int], exchange: Exchange) -> list[Buffer]:
         incoming, sizes_out = np.empty(sum(sizes_in), np.uint8), [buffer.size for buffer in outgoing]
         joined = torch.from_numpy(np.concatenate(outgoing))
-        self._run(exchange, dist.all_to_all_single, torch.from_numpy(incoming), joined, sizes_in, sizes_out)
+        self._run(exchange, lambda gloo: [gloo.alltoall_base(torch.from_numpy(incoming), joined, sizes_in, sizes_out)])
         self.sent_bytes += sum(sizes_out) - sizes_out[self.rank]
         return np.split(incoming, np.cumsum(sizes_in)[:-1])
 
     def _swap(self, outgoing: Sequence[bytes], sizes_in: Sequence[int], exchange: Exchange) -> list[Buffer]:
         """Send each rank what did not fit; most have nothing to send, and know that the others have not either."""
         incoming = [np.empty(size, np.uint8) for size in sizes_in]
-        moves: list[Move] = []
         incoming[self.rank] = np.frombuffer(outgoing[self.rank], np.uint8)
-        for peer in (rank for rank in range(self.size) if rank != self.rank):
-            if outgoing[peer]:
-                moves.append((dist.isend, torch.from_numpy(padded(outgoing[peer], len(outgoing[peer]))), peer))
-            if incoming[peer].size:
-                moves.append((dist.irecv, torch.from_numpy(incoming[peer]), peer))
-        if moves:
-            self._run(exchange, _move_all, moves)
+        peers = [rank for rank in range(self.size) if rank != self.rank]
+        sends = {peer: torch.from_numpy(padded(outgoing[peer], len(outgoing[peer]))) for peer in peers if outgoing[peer]}
+        receives = {peer: torch.from_numpy(incoming[peer]) for peer in peers if incoming[peer].size}
+
+        def move(gloo: Any) -> list[Any]:
+            out = [gloo.send([tensor], peer, 0) for peer, tensor in sends.items()]
+            return out + [gloo.recv([tensor], peer, 0) for peer, tensor in receives.items()]
+
+        self._run(exchange, move)
         self.sent_bytes += sum(map(len, outgoing)) - len(outgoing[self.rank])
         return incoming
 
-    def _run(self, exchange: Exchange, collective: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    def _run(self, exchange: Exchange, start: Callable[[Any], Sequence[Any]]) -> None:
+        """Start collectives and wait for them."""
         where = f"rank {self.rank} could not exchange {exchange.what} in step {exchange.step}"
-        if self.group is None:  # torch would take the default group, and mix our frames with what the user sends there
+        if self.backend is None:
             raise PeerError(f"{where}: it hung up after an earlier failure")
         problem = None
         try:
-            collective(*arguments, group=self.group, **options)
+            for work in start(self.backend):
+                work.wait()
         except (RuntimeError, ValueError) as error:
             problem = str(error)
         if problem is not None:
-            # Raised here, as the traceback of `error` would hold the group, and so keep it open after `close`.
+            # Raised here, as the traceback of `error` would hold the backend, and so keep it open after `close`.
             raise PeerError(
                 f"{where}: a peer failed, is gone or is too slow ({problem}); on a machine with several network interfaces, "
                 "GLOO_SOCKET_IFNAME names the one to use"
             )
-
-
-def _move_all(moves: Sequence[Move], group: dist.ProcessGroup | None) -> None:
-    works = [move(tensor, group=group, **{"group_dst" if move is dist.isend else "group_src": peer}) for move, tensor, peer in moves]
-    for work in works:
-        work.wait()
 
 
 def _children(rank: int, size: int) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
@@ -68,14 +67,14 @@ class Paced(Stopwatch):
 
     def __init__(self, transport: Transport) -> None:
         super().__init__()
-        self._group = transport.group if isinstance(transport, Gloo) else None
+        self._gloo = transport.backend if isinstance(transport, Gloo) else None
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         with super().__call__(part):
             yield
-        if part == "exchange" and self._group is not None:
-            dist.barrier(self._group)
+        if part == "exchange" and self._gloo is not None:
+            self._gloo.barrier().wait()
 
 
 @dataclass(frozen=True)
