@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deepreduce as dr
-from deepreduce import indices, registry, reorder, sparsify, values
+from deepreduce import indices, reorder, sparsify, specs, values
 from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, STAGES, VALUE_STAGE
 from deepreduce.source import Space, as_source
@@ -51,12 +51,12 @@ def test_every_codec_class_is_registered_and_public(stage, package):
 
 @pytest.mark.parametrize(("stage", "codec"), ALL_SAMPLES)
 def test_spec_wire_arguments_and_repr_round_trip(stage, codec):
-    text = registry.format_codec(stage, codec)
+    text = specs.format_codec(stage, codec)
     number = STAGES.index(stage)
     pieces = ["none", "raw", "raw"]
     pieces[number] = text
     assert dr.parse("/".join(pieces)).stages[number] == codec
-    assert registry.from_wire_arguments(stage.by_codec(codec), registry.wire_arguments(codec)) == codec
+    assert specs.from_wire_arguments(stage.by_codec(codec), codec.argument_text) == codec
     assert eval(repr(codec), {type(codec).__name__: type(codec)}) == codec
     assert dataclasses.is_dataclass(codec)
     with pytest.raises(dataclasses.FrozenInstanceError):

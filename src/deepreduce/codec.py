@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from . import reorder
-from .parameters import check_parameters
+from .parameters import check_parameters, format_value, parameters
 from .reader import Reader
 from .reorder import Order
 from .source import Source, Space
@@ -31,6 +32,16 @@ class Codec:
 
     def __post_init__(self) -> None:
         check_parameters(self)
+
+    @cached_property
+    def argument_text(self) -> str:
+        """All parameters in order, as messages carry them; defaults too, as a message must not change its meaning when a default does.
+
+        >>> import deepreduce as dr
+        >>> dr.ChunkTopR(32).argument_text
+        '32,4096'
+        """
+        return ",".join(format_value(getattr(self, name)) for name in parameters(type(self)))
 
 
 class Sparsifier(Codec, ABC):

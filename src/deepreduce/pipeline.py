@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import message, registry, reorder
+from . import message, registry, reorder, specs
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, FormatError, InputError
+from .layouts import codecs_of, layout_of
 from .message import DEFAULT_MAX_NUMEL, Record
 from .parameters import shown
 from .reader import Reader
@@ -52,13 +53,13 @@ class DeepReduce:
                 raise ConfigError(f"{stage.title} must be a {stage.base.__name__}, got {codec!r}")
 
     @property
-    def stages(self) -> message.Stages:
+    def stages(self) -> specs.Codecs:
         """The three codecs, in the order of the walk."""
         return self.sparsifier, self.index, self.value
 
     def __str__(self) -> str:
         """The spec: ``parse(str(codec)) == codec``."""
-        return "/".join(registry.format_codec(stage, codec) for stage, codec in zip(registry.STAGES, self.stages, strict=True))
+        return specs.format_spec(self.stages)
 
     def encode(self, gradient: Gradient, seed: int = 0) -> bytes:
         """One self-describing message. The same gradient and seed give the same bytes on every machine.
@@ -86,8 +87,8 @@ class DeepReduce:
         value = self.value.choose(values)
         value_part, order = value.encode(values, seed)
         index_part, order_part = index.attach(index_part, support, order, source.space)
-        stages = (self.sparsifier, index, value)
-        return Record(source.space.shape, source.dtype, support.size, stages, index_part, order_part, value_part)
+        layout = layout_of((self.sparsifier, index, value))
+        return Record(source.space.shape, source.dtype, support.size, layout, index_part, order_part, value_part)
 
 
 def parse(spec: str) -> DeepReduce:
@@ -99,7 +100,7 @@ def parse(spec: str) -> DeepReduce:
     """
     if not isinstance(spec, str):
         raise ConfigError(f"a spec is a string such as 'topr:0.01/raw/fp16', got {shown(spec)}")
-    return DeepReduce(*registry.parse_stages(spec))
+    return DeepReduce(*specs.parse_stages(spec))
 
 
 def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
@@ -190,7 +191,7 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
     """The walk backwards, for one tensor. An adapter gives the space in which its device enumerates positions."""
-    _, index, value = record.stages
+    _, index, value = codecs_of(record.layout)
     index_part, order_part, value_part = map(Reader, record.sections)
     values = value.decode(value_part, record.nnz, record.dtype)
     value_part.expect_end()
