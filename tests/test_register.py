@@ -65,7 +65,7 @@ def test_all_three_stages_are_found_by_the_base_class():
     @dataclass(frozen=True)
     class Wide(dr.IndexCodec):
         def encode(self, selected, space, seed):
-            return np.asarray(selected).astype("<u8").tobytes(), selected
+            return selected.positions.astype("<u8").tobytes(), selected
 
         def decode(self, part, nnz, space):
             return part.array("<u8", nnz).astype(np.int64)

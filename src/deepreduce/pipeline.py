@@ -21,7 +21,7 @@ from .message import DEFAULT_MAX_NUMEL, Record
 from .parameters import shown
 from .reader import Reader
 from .source import Source, Space, as_source
-from .tensor import Shape, SparseTensor, Values
+from .tensor import Positions, Shape, SparseTensor, Support, Values, as_support
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -80,15 +80,16 @@ class DeepReduce:
 
     def record(self, source: Source, seed: int) -> Record:
         """The walk: a gradient as part of a message."""
-        kept = self.sparsifier.select(source, seed)
-        index = self.index.choose(kept, source.space)
-        index_part, support = index.encode(kept, source.space, seed)
+        selected = as_support(self.sparsifier.select(source, seed), source.numel)
+        index = self.index.choose(selected, source.space)
+        index_part, announced = index.encode(selected, source.space, seed)
+        support = as_support(announced, source.numel)
         values = source.gather(support)
         value = self.value.choose(values)
         value_part, order = value.encode(values, seed)
         index_part, order_part = index.attach(index_part, support, order, source.space)
         layout = layout_of((self.sparsifier, index, value))
-        return Record(source.space.shape, source.dtype, support.size, layout, index_part, order_part, value_part)
+        return Record(source.space.shape, source.dtype, support.nnz, layout, index_part, order_part, value_part)
 
 
 def parse(spec: str) -> DeepReduce:
@@ -156,7 +157,7 @@ def decode(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Values:
     >>> dr.decode(dr.encode(np.float32([1, -3, 2]), "topr:1/raw/raw"))
     array([ 0., -3.,  0.], dtype=float32)
     """
-    return decode_sparse(blob, max_numel).to_dense()
+    return _dense(decode_sparse(blob, max_numel))
 
 
 def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTensor:
@@ -176,7 +177,7 @@ def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, V
     >>> dr.decode_many(dr.parse("dense").encode_many({"w": np.float32([1, 2])}))
     {'w': array([1., 2.], dtype=float32)}
     """
-    return {name: tensor.to_dense() for name, tensor in decode_many_sparse(blob, max_numel).items()}
+    return {name: _dense(tensor) for name, tensor in decode_many_sparse(blob, max_numel).items()}
 
 
 def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
@@ -195,13 +196,28 @@ def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> Spars
     index_part, order_part, value_part = map(Reader, record.sections)
     values = value.decode(value_part, record.nnz, record.dtype)
     value_part.expect_end()
-    positions = index.decode(index_part, record.nnz, space_of(record.shape))
+    space = space_of(record.shape)
+    positions = index.decode(index_part, record.nnz, space)
     index_part.expect_end()
     values = reorder.restore(values, reorder.decode(order_part, record.nnz))
+    support, order = _sorted_support(positions, space.numel)
+    if support.nnz != record.nnz or (values.dtype, values.shape) != (record.dtype, (record.nnz,)):
+        raise CorruptError(f"{support.nnz} positions and {values.dtype} values of shape {values.shape}, the header says {record.nnz}")
+    return SparseTensor.trusted(support, values if order is None else values[order], record.shape)
+
+
+def _sorted_support(positions: Support | Positions, numel: int) -> tuple[Support, Positions | None]:
+    """The support, and the order that its values have to be put in."""
     try:
-        return SparseTensor.from_unsorted(positions, values, record.shape)
+        return (as_support(positions, numel), None) if isinstance(positions, Support) else Support.sorting(positions, numel)
     except InputError as error:
         raise CorruptError(f"the message decodes to no valid tensor: {error}") from error
+
+
+def _dense(tensor: SparseTensor) -> Values:
+    """The dense tensor; no copy where all its values are there and in memory of their own: that of a message cannot be written."""
+    own = tensor.support.is_all and tensor.values.flags.writeable
+    return tensor.values.reshape(tensor.shape) if own else tensor.to_dense()
 
 
 def read_single(blob: Buffer, max_numel: int) -> Record:

@@ -43,7 +43,7 @@ def text(string: str) -> bytes:
 
 
 class Reader:
-    """Reads from the front of a buffer; every length is checked first.
+    """Reads from the front of a buffer; every length is checked first. Nobody can write to the buffer through it.
 
     >>> reader = Reader(b"\\x03abc\\x07")
     >>> reader.text(), reader.byte()
@@ -55,7 +55,7 @@ class Reader:
     """
 
     def __init__(self, buffer: Buffer) -> None:
-        self._view = memoryview(buffer).cast("B")
+        self._view = memoryview(buffer).toreadonly().cast("B")
         self.offset = 0
 
     @property

@@ -22,11 +22,11 @@ class Delta(GapCodec):
     146
     """
 
-    def _write(self, kept: Positions, numel: int) -> bytes:
-        gaps = kernels.gaps.between(kept)
+    def _write(self, positions: Positions, numel: int) -> bytes:
+        gaps = kernels.gaps.between(positions)
         widths = kernels.gaps.widths(gaps)
         width_bits = _width_bits(numel)
-        size_bits = widths.size * width_bits + kernels.gaps.packed_bits(widths, kept.size)
+        size_bits = widths.size * width_bits + kernels.gaps.packed_bits(widths, positions.size)
         words = kernels.bits.zero_words(size_bits)
         kernels.gaps.pack(gaps, widths, width_bits, words)
         return kernels.bits.to_bytes(words, size_bits)
@@ -47,9 +47,9 @@ class Delta(GapCodec):
         kernels.bits.expect_padding(packed, used_bits)
         return positions.view(np.int64)
 
-    def _size_bytes(self, kept: Positions, numel: int) -> int:
-        widths = kernels.gaps.widths(kernels.gaps.between(kept))
-        return (widths.size * _width_bits(numel) + kernels.gaps.packed_bits(widths, kept.size) + 7) // 8
+    def _size_bytes(self, positions: Positions, numel: int) -> int:
+        widths = kernels.gaps.widths(kernels.gaps.between(positions))
+        return (widths.size * _width_bits(numel) + kernels.gaps.packed_bits(widths, positions.size) + 7) // 8
 
 
 def _width_bits(numel: int) -> int:

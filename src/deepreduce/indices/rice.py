@@ -25,13 +25,13 @@ class Rice(GapCodec):
     One parameter serves all gaps, or every block has its own where that is smaller.
 
     >>> import deepreduce as dr, numpy as np
-    >>> kept = dr.parse("randomr:0.01/rice/raw").encode(np.ones(1_000_000, np.float32))
-    >>> 8 * dr.inspect(kept).index_bytes / 10_000
+    >>> blob = dr.parse("randomr:0.01/rice/raw").encode(np.ones(1_000_000, np.float32))
+    >>> 8 * dr.inspect(blob).index_bytes / 10_000
     8.108
     """
 
-    def _write(self, kept: Positions, numel: int) -> bytes:
-        gaps = kernels.gaps.between(kept)
+    def _write(self, positions: Positions, numel: int) -> bytes:
+        gaps = kernels.gaps.between(positions)
         return write(gaps, plan(gaps))
 
     def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
@@ -40,8 +40,8 @@ class Rice(GapCodec):
         expect_all_used(view, used_bytes)
         return positions
 
-    def _size_bytes(self, kept: Positions, numel: int) -> int:
-        return plan(kernels.gaps.between(kept)).size_bytes
+    def _size_bytes(self, positions: Positions, numel: int) -> int:
+        return plan(kernels.gaps.between(positions)).size_bytes
 
 
 # Numbers as Rice codes: here the gaps, in `rle` the lengths of runs

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..codec import Sparsifier
 from ..source import Source
-from ..tensor import Positions
+from ..tensor import Support
 from .amount import check_amount, count_of, same_amount
 
 
@@ -28,5 +28,5 @@ class TopR(Sparsifier):
     def __eq__(self, other: object) -> bool:
         return same_amount(self, other)
 
-    def select(self, source: Source, seed: int) -> Positions:
+    def select(self, source: Source, seed: int) -> Support:
         return source.top(count_of(self.amount, source.numel))

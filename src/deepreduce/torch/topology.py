@@ -223,11 +223,13 @@ def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], most: int
     if isinstance(unit.codec.index, Seeded):
         return np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
     source = as_source(content)
-    kept, limit = source.nonzero(), _positions(parts)
+    kept, limit = source.nonzero().positions, _positions(parts)
     limit = limit if most is None else min(limit, most)
     if unit.codec.sparsifier.lossless or kept.size <= limit:
         return kept
-    return source.top(limit) if limit else kept[:0]  # nothing came, and what is owed from before goes along with the next that does
+    return (
+        source.top(limit).positions if limit else kept[:0]
+    )  # nothing came: what is owed from before goes along with the next that does
 
 
 def _positions(parts: Sequence[SparseTensor]) -> int:

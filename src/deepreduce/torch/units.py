@@ -14,7 +14,7 @@ from ..pipeline import DeepReduce
 from ..source import Source, SparseSource
 from ..sparsify.none import Keep
 from ..steps import LITERAL, Seed
-from ..tensor import Positions, Shape, SparseTensor, Values
+from ..tensor import Positions, Shape, SparseTensor, Support, Values, as_support
 from .source import numpy_dtype, source_of
 
 Content = torch.Tensor | SparseTensor
@@ -57,7 +57,7 @@ class Unit:
 
     def select(self, seed: Seed) -> Positions:
         """What the sparsifier keeps."""
-        return self.codec.sparsifier.select(as_source(self.content), self.seed(seed))
+        return as_support(self.codec.sparsifier.select(as_source(self.content), self.seed(seed)), self.numel).positions
 
     def record(self, seed: Seed) -> Record:
         """The tensor as part of a message.
@@ -105,20 +105,20 @@ class Preselected(Source):
         self.space, self.dtype = source.space, source.dtype
         self._source, self._kept = source, kept
 
-    def all(self) -> Positions:
-        return self._kept
+    def all(self) -> Support:
+        return Support.trusted(self._kept, self.numel)
 
-    def nonzero(self) -> Positions:
+    def nonzero(self) -> Support:
         return self._source.nonzero()
 
-    def top(self, count: int) -> Positions:
+    def top(self, count: int) -> Support:
         return self._source.top(count)
 
-    def above(self, threshold: float) -> Positions:
+    def above(self, threshold: float) -> Support:
         return self._source.above(threshold)
 
-    def chunk_top(self, chunk: int, count: int) -> Positions:
+    def chunk_top(self, chunk: int, count: int) -> Support:
         return self._source.chunk_top(chunk, count)
 
-    def gather(self, positions: Positions) -> Values:
-        return self._source.gather(positions)
+    def gather(self, support: Support) -> Values:
+        return self._source.gather(support)
