@@ -118,11 +118,11 @@ def test_very_few_positions_go_as_gaps(shape):
     [
         (b"", "need 1 byte"),
         (varint(0) + b"\1\2\3", "without columns"),
-        (varint(2 * 4000) + b"\0" * 9, "are no 10 positions in 1 rows"),
+        (varint(2 * 4000) + b"\0" * 9, "10 positions in a table of 1 x .*: there are bits that stand for nothing"),
         (varint(2 * 10**6) + b"\0" * 9, "above"),
-        (varint(2 * 10), "100 rows in 0 bytes"),
-        (varint(2 * 10) + b"\x80" * 2, "less than 100 rows"),
-        (varint(2 * 10) + b"\xff" * 200, "no 10 positions in 100 rows of 10"),
+        (varint(2 * 10), "10 positions in a table of 100 x 10 in 0 bytes: the bytes end too early"),
+        (varint(2 * 10) + b"\x80" * 2, "10 positions in a table of 100 x 10 in 2 bytes: the bytes end too early"),
+        (varint(2 * 10) + b"\xff" * 200, "10 positions in a table of 100 x 10 in .* bytes: there are bits that stand for nothing"),
     ],
 )
 def test_wrong_sections_are_named(part, problem):

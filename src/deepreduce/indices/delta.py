@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import kernels
 from ..errors import CorruptError, TruncatedError
-from ..reader import Reader
+from ..reader import Reader, expect_decoded, expect_padding
 from ..tensor import Positions
 from .gapcodec import GapCodec
 
@@ -38,13 +38,10 @@ class Delta(GapCodec):
             raise TruncatedError(f"the widths of {blocks} blocks of gaps in {len(packed)} bytes")
         positions = np.empty(nnz, np.uint64)
         used_bits = kernels.gaps.unpack(kernels.gaps.padded(packed), size_bits, width_bits, numel, positions)
-        if used_bits == kernels.gaps.ENDS_EARLY:
-            raise TruncatedError(f"{len(packed)} bytes hold less than {nnz} gaps")
-        if used_bits == kernels.gaps.BEYOND_LIMIT:
-            raise CorruptError(f"gaps that reach beyond {numel} positions")
+        expect_decoded(used_bits, f"{nnz} gaps among {numel} positions in {len(packed)} bytes")
         if (used_bits + 7) // 8 != len(packed):
             raise CorruptError(f"gaps end after {(used_bits + 7) // 8} of {len(packed)} bytes")
-        kernels.bits.expect_padding(packed, used_bits)
+        expect_padding(packed, used_bits)
         return positions.view(np.int64)
 
     def _size_bytes(self, positions: Positions, numel: int) -> int:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..reader import Reader
+from ..reader import Reader, expect_decoded
 from ..source import Space
 from ..tensor import Positions
 from .keys import KeyCodec, key_bytes
@@ -36,7 +36,9 @@ class HuffmanIndex(KeyCodec):
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
         width = key_bytes(space.numel)
-        symbols = kernels.huffman.decode(part.rest(), code_lengths(space.numel), nnz * width)
+        packed = part.rest()
+        symbols, code = kernels.huffman.decode(packed, code_lengths(space.numel), nnz * width)
+        expect_decoded(code, f"{nnz} keys of {width} code words in {len(packed)} bytes")
         return symbols.astype(np.uint8).view(f"<u{width}").astype(np.int64)
 
     def max_bytes(self, nnz: int, space: Space) -> int:

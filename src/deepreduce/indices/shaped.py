@@ -11,7 +11,7 @@ import numpy as np
 from .. import kernels
 from ..codec import IndexCodec
 from ..errors import CorruptError, InputError
-from ..reader import Reader, varint
+from ..reader import Reader, expect_decoded, varint
 from ..source import Space
 from ..tensor import Positions, Support
 from .deltahuffman import DeltaHuffman
@@ -53,7 +53,9 @@ class Shaped(IndexCodec):
         if nnz in (0, space.numel):
             return Support.all(nnz) if nnz else Support.trusted(np.empty(0, np.int64), space.numel)
         view = _read_view(part, nnz, space.numel)
-        positions = kernels.shaped.decode(part.rest(), nnz, *view)
+        packed = part.rest()
+        positions, code = kernels.shaped.decode(packed, nnz, *view)
+        expect_decoded(code, f"{nnz} positions in a table of {view.rows} x {view.columns} in {len(packed)} bytes")
         if int(positions[-1]) >= space.numel:
             raise CorruptError(f"position {positions[-1]} in a tensor of {space.numel}")
         return Support.trusted(positions, space.numel)
@@ -102,7 +104,7 @@ def _best_view(positions: Positions, space: Space) -> tuple[_View, int]:
     for view in _views(positions.size, space):
         row_counts, column_counts = kernels.shaped.count(positions, view.rows, view.columns)
         sides = (column_counts, row_counts) if view.by_column else (row_counts, column_counts)
-        sizes[view] = len(varint(2 * view.columns)) + kernels.shaped.size_bytes(*sides)
+        sizes[view] = len(varint(2 * view.columns)) + kernels.tablesize.size_bytes(*sides)
     if not sizes:
         raise InputError(f"shaped does not take {positions.size} positions in a tensor of shape {space.shape}; deltahuffman does")
     return min(sizes.items(), key=lambda item: item[1])

@@ -227,9 +227,7 @@ def _kept(unit: Unit, content: Content, parts: Sequence[SparseTensor], most: int
     limit = limit if most is None else min(limit, most)
     if unit.codec.sparsifier.lossless or kept.size <= limit:
         return kept
-    return (
-        source.top(limit).positions if limit else kept[:0]
-    )  # nothing came: what is owed from before goes along with the next that does
+    return source.top(limit).positions if limit else kept[:0]  # nothing came: what is owed from before goes along with the next that does
 
 
 def _positions(parts: Sequence[SparseTensor]) -> int:
