@@ -217,7 +217,7 @@ def _narrow(compensated: Gradient, gradient: Gradient) -> Gradient:
     if not isinstance(compensated, SparseTensor):
         arrays = arrays_of(compensated)
         return arrays.narrow(compensated, arrays.dtype(gradient))
-    return SparseTensor(compensated.indices, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
+    return SparseTensor.trusted(compensated.support, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
 
 
 def _touched(item: Item, gradient: Gradient) -> Gradient:
