@@ -16,7 +16,7 @@ from deepreduce.source import DenseSource, Space
 from deepreduce.tensor import SparseTensor
 from deepreduce.torch import membership
 from deepreduce.torch.convert import to_numpy, to_torch
-from deepreduce.torch.memory import ResidualMemory
+from deepreduce.torch import ResidualMemory
 from deepreduce.torch.source import TorchSource, TorchSpace, add_sparse_, decode_many_sparse, decode_sparse, scatter, source_of
 
 from ..samples import SAMPLES, default_pieces
