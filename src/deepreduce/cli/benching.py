@@ -40,8 +40,10 @@ def run_bench(args: argparse.Namespace) -> None:
     """Measure, print the table, write the files."""
     from ..lab.bench.store import write_csv, write_json  # bench and report are loaded for this command only
     from ..lab.report.benchmark_page import benchmark_page
+    from ..lab.report.charts import check_matplotlib
     from ..lab.report.provenance import provenance
 
+    check_matplotlib()
     methods = _methods(args.codec)
     gradients = _gradients(args.gradient)
     folder = output.make_folder(args.report)

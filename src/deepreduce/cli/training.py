@@ -128,10 +128,13 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _conduct(plan: Plan, json_path: Path | None, report: Path | None) -> None:
+    from ..lab.report.charts import check_matplotlib
     from ..lab.report.provenance import provenance
     from ..lab.train.launcher import joins_others, launch
     from ..lab.train.outcome import Outcome
 
+    if report:
+        check_matplotlib()
     folder = output.make_folder(report) if report else None
     outcome = Outcome(plan, provenance(), one_machine=not joins_others())
     if joins_others():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .charts import Bar, Line, line_chart, stacked_bars
 from .page import figures, page, section, table
 from .quantity import in_bytes, in_percent, in_seconds, in_times
-from .svg import Bar, Line, line_chart, stacked_bars
 
 if TYPE_CHECKING:
     from ..train.contract import Record
@@ -74,12 +74,12 @@ def volume_chart(records: Sequence[Record]) -> str:
         Bar(record.spec, {"sent": record.bytes_sent / (record.bytes_dense or 1)}, _volume_note(record.bytes_dense, record.bytes_sent))
         for record in records
     ]
-    return stacked_bars("volume", "Bytes sent relative to dense", bars, ("sent",))
+    return stacked_bars("Bytes sent relative to dense", bars, ("sent",))
 
 
 def time_chart(records: Sequence[Record]) -> str:
     """Figure 11: what a step spends its time with."""
-    return stacked_bars("time", "Time of one step", [_time_bar(record) for record in records], _PARTS)
+    return stacked_bars("Time of one step", [_time_bar(record) for record in records], _PARTS)
 
 
 def _time_bar(record: Record) -> Bar:
