@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
     bench = commands.add_parser(
         "bench",
         help="measure codecs on gradients",
-        description="Bytes by section, bits an index and a value, error and time of every codec on every gradient, beside what else is "
+        description="Bytes by section, bits per index and per value, error and time of every codec on every gradient, beside what else is "
         "installed. Without arguments: the methods of the paper's Figure 10 on the recorded gradients of this package.",
         epilog="example: deepreduce bench --gradient mine.npz --codec topr:0.01/rice/qsgd --codec topr:0.01/auto/fp16 --report out",
     )

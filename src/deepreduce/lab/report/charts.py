@@ -100,8 +100,8 @@ def log_bars(title: str, bars: Sequence[Bar], names: Sequence[str], show: Format
             rows = [(row, bar.parts[name]) for row, bar in enumerate(bars) if bar.parts.get(name, 0.0) > 0]
             at = [row + (number - (len(names) - 1) / 2) * thin for row, _ in rows]
             axes.barh(at, [value - low for _, value in rows], thin * 0.9, low, **_fill(number), label=name)
-            for place, (_, value) in zip(at, rows, strict=True):
-                _note(axes, value, place, show(value), size=7)
+            for height, (_, value) in zip(at, rows, strict=True):
+                _note(axes, value, height, show(value), size=7)
         _ticks(axes, "x", show)
         axes.grid(axis="x")
         _legend_above(axes, len(names))

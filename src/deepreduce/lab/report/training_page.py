@@ -24,7 +24,7 @@ def training_page(outcome: Outcome) -> str:
     where = f"links of {plan.link}" if plan.link else machines
     lead = (
         f"{plan.model} on {plan.task}: {records[0].parameters:,} parameters, {plan.workers} workers on {where}, "
-        f"{records[0].steps:,} steps of {plan.batch} examples a worker, topology {plan.topology}, seed {plan.seed}. All runs start from "
+        f"{records[0].steps:,} steps of {plan.batch} examples per worker, topology {plan.topology}, seed {plan.seed}. All runs start from "
         f"the same weights and see the same data; {records[0].gradient_zeros:.0%} of a gradient's elements are zero before anything is "
         "left out."
     )
@@ -69,7 +69,7 @@ def loss_chart(records: Sequence[Record]) -> str:
 
 
 def volume_chart(records: Sequence[Record]) -> str:
-    """One bar a run."""
+    """Return one bar per run."""
     bars = [
         Bar(record.spec, {"sent": record.bytes_sent / (record.bytes_dense or 1)}, _volume_note(record.bytes_dense, record.bytes_sent))
         for record in records

@@ -2,7 +2,7 @@
 
 A worker is started as ``python -m deepreduce.lab.train.FRAMEWORK_worker`` with the plan as its first argument (JSON) and the environment of
 torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. It trains every spec of the plan in turn from the same initial weights. It answers
-with events, one JSON object a line, on standard output; rank 0 speaks for all, except for failures:
+with events, one JSON object per line, on standard output; rank 0 speaks for all, except for failures:
 
 - ``{"event": "ready", "parameters": 301066, "steps": 840, "steps_per_epoch": 21}``
 - ``{"event": "step", "spec": "...", "step": 17, "loss": 0.4}``, now and then
@@ -59,12 +59,12 @@ class Plan:
     link: str | None = None
 
     def to_json(self) -> str:
-        """The plan as text."""
+        """Return the plan as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan of `to_json`."""
+        """Return the plan that `to_json` wrote."""
         plain = json.loads(text)
         return cls(**plain | {"specs": tuple(plain["specs"])})
 
@@ -97,12 +97,12 @@ class Record:
     curve: list[dict[str, float]] = field(default_factory=list)
 
     def to_event(self) -> Event:
-        """The event that carries this record."""
+        """Return the event that carries this record."""
         return {"event": "run", "record": asdict(self)}
 
 
 def evaluation_steps(steps: int, evaluations: int) -> set[int]:
-    """After which steps quality is measured: evenly spaced, the last one always.
+    """Return the steps after which quality is measured: evenly spaced, the last one always.
 
     >>> sorted(evaluation_steps(10, 4))
     [3, 5, 8, 10]
@@ -112,13 +112,13 @@ def evaluation_steps(steps: int, evaluations: int) -> set[int]:
 
 
 class Throttle:
-    """Lets through a few events a second: a terminal cannot show more."""
+    """Lets through a few events per second: a terminal cannot show more."""
 
     def __init__(self, apart_seconds: float = _STEP_EVENTS_APART_SECONDS) -> None:
         self._apart, self._last = apart_seconds, float("-inf")
 
     def ready(self) -> bool:
-        """Whether enough time went by since the last yes."""
+        """Return whether enough time went by since the last yes."""
         now = time.monotonic()
         if now - self._last < self._apart:
             return False
@@ -127,7 +127,7 @@ class Throttle:
 
 
 def serve(train: Callable[[Plan, Emit], None]) -> int:
-    """The main function of a worker: its exit code."""
+    """Run a worker and return its exit code."""
     events = _claim_stdout()
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     emit = _writer(events)

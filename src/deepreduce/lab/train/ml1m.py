@@ -25,7 +25,7 @@ Ids = NDArray[np.int64]
 @dataclass(frozen=True)
 class Interactions:
     """Who saw what. Training batches are (users, items, labels), one positive to four negatives; test batches are (users, items) with
-    one row of candidates a user, the true item first."""
+    one row of candidates per user, the true item first."""
 
     users: Ids
     items: Ids
@@ -52,7 +52,7 @@ class Interactions:
             yield users, self.test_candidates[users]
 
     def unseen(self, users: Ids, draw: np.random.Generator) -> Ids:
-        """A random item for each of these users that he has not seen."""
+        """Return for each of these users a random item that they have not seen."""
         items = draw.integers(0, self.item_count, users.size)
         while (clash := _contains(self.seen, users * self.item_count + items)).any():
             items[clash] = draw.integers(0, self.item_count, int(clash.sum()))
