@@ -100,10 +100,10 @@ def _print(rows: list[Row]) -> None:
         mine = [row for row in rows if row.gradient == name]
         table = Table(title=f"{name}: {mine[0].numel:,} elements", title_justify="left", box=None, pad_edge=False, title_style="bold")
         table.add_column("method", overflow="fold")
-        for column in ("bytes", "of dense", "bits/index", "bits/value", "error", "encode", "decode"):
+        for column in ("bytes", "of dense", "bits/index", "bits/value", "error", "codec error", "encode", "decode"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in mine:
             numbers = (f"{row.nbytes:,}", f"{row.relative_volume:.2%}", f"{row.bits_per_index:.2f}", f"{row.bits_per_value:.2f}")
-            error = "–" if np.isnan(row.relative_error) else f"{row.relative_error:.4f}"
-            table.add_row(row.method, *numbers, error, in_seconds(row.encode_seconds), in_seconds(row.decode_seconds))
+            errors = ("–" if np.isnan(error) else f"{error:.4f}" for error in (row.relative_error, row.codec_error))
+            table.add_row(row.method, *numbers, *errors, in_seconds(row.encode_seconds), in_seconds(row.decode_seconds))
         console.print(table, "")

@@ -13,7 +13,8 @@ from .quantity import in_bytes, in_seconds
 if TYPE_CHECKING:
     from ..bench.measure import Row
 
-_COLUMNS = ("method", "bytes", "of dense", "header", "index", "order", "value", "bits/index", "bits/value", "error", "encode", "decode")
+_SECTIONS = ("header", "index", "order", "value")
+_COLUMNS = ("method", "bytes", "of dense", *_SECTIONS, "bits/index", "bits/value", "error", "codec error", "encode", "decode")
 _PARTS = ("value", "index", "order", "header")
 
 
@@ -23,7 +24,8 @@ def benchmark_page(rows: Sequence[Row], origin: Mapping[str, Any]) -> str:
     sections = [_section(name, [row for row in rows if row.gradient == name]) for name in names]
     lead = (
         "Volume and time of every method on every gradient. Every round trip was checked before it was timed; times are the best of "
-        "several runs; the error is the distance from the whole gradient, relative to its norm."
+        "several runs. The error is the distance from the whole gradient, relative to its norm; the codec error counts what was sent only: "
+        "what the codecs changed, without what the sparsifier left out."
     )
     return page("deepreduce bench", lead, sections, origin)
 
@@ -62,15 +64,14 @@ def _title(row: Row) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    sections = (row.header_bytes, row.index_bytes, row.order_bytes, row.value_bytes)
     return [
         _title(row),
         f"{row.nbytes:,}",
         f"{row.relative_volume:.2%}",
-        *(f"{size:,}" for size in sections),
+        *(f"{getattr(row, f'{part}_bytes'):,}" for part in _SECTIONS),
         f"{row.bits_per_index:.2f}",
         f"{row.bits_per_value:.2f}",
-        f"{row.relative_error:.4f}" if isfinite(row.relative_error) else "–",
+        *(f"{error:.4f}" if isfinite(error) else "–" for error in (row.relative_error, row.codec_error)),
         in_seconds(row.encode_seconds),
         in_seconds(row.decode_seconds),
     ]

@@ -25,6 +25,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
+from ...errors import ConfigError
+from .schedules import schedule_of
+
+PRECISIONS = ("fp32", "fp16", "bf16")
+
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
 
@@ -34,6 +39,9 @@ _STEP_EVENTS_APART_SECONDS = 0.1
 @dataclass(frozen=True)
 class Plan:
     """One training job: the same model and data for every spec. `dense` is the framework's own allreduce.
+
+    A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.Schedule`; `evaluations` may be
+    0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
 
     >>> plan = Plan(task="digits", model="mlp", specs=("dense",), workers=2, batch=32, steps=10, evaluations=2, learning_rate=0.1)
     >>> Plan.from_json(plan.to_json()) == plan
@@ -57,6 +65,17 @@ class Plan:
     negatives: int = 99
     framework: str = "torch"
     link: str | None = None
+    accumulate: int = 1
+    precision: str = "fp32"
+    schedule: str = "cosine"
+    warm_up: int = 3
+
+    def __post_init__(self) -> None:
+        schedule_of(self.schedule)
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"a precision is {', '.join(PRECISIONS)}; got {self.precision!r}")
+        if self.framework != "torch" and (self.accumulate, self.precision) != (1, "fp32"):
+            raise ConfigError(f"{self.framework} trains in fp32 without accumulation; got {self.precision}, accumulate {self.accumulate}")
 
     def to_json(self) -> str:
         """Return the plan as text."""
@@ -73,7 +92,8 @@ class Plan:
 class Record:
     """One run. Bytes are those of one worker (the largest); seconds are wall time of the steps, without evaluations.
 
-    `message_bytes` is what the codec made of the gradients; `bytes_sent` is what a worker put on the network for it, by the topology, and
+    `gradient_bytes` is the size of the gradients and `message_bytes` what the codec made of them; `relative_volume`, the second over the
+    first, is what the paper calls relative data volume. `bytes_sent` is what a worker put on the network for it, by the topology, and
     `bytes_dense` what an allreduce of dense gradients puts there (`ring_bytes`). Of the seconds, `communication` counts only while the last
     worker to arrive was in it: waiting for slower workers is `waiting`. Parts may overlap, so they may add up to more than `total`.
     `stolen_share` of the time of the cores was used by the host of this (virtual) machine for others: seconds are longer for it.
@@ -89,12 +109,19 @@ class Record:
     bytes_sent: int
     bytes_dense: int
     message_bytes: int
+    gradient_bytes: int
     seconds: dict[str, float]
     replicas_identical: bool
     gradient_zeros: float
     stolen_share: float = 0.0
+    data_note: str = ""
     losses: list[tuple[int, float]] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def relative_volume(self) -> float:
+        """Bytes of the messages over bytes of the dense gradients."""
+        return self.message_bytes / self.gradient_bytes if self.gradient_bytes else 1.0
 
     def to_event(self) -> Event:
         """Return the event that carries this record."""
@@ -102,12 +129,12 @@ class Record:
 
 
 def evaluation_steps(steps: int, evaluations: int) -> set[int]:
-    """Return the steps after which quality is measured: evenly spaced, the last one always.
+    """Return the steps after which quality is measured: evenly spaced, the last one always. None for no evaluations.
 
     >>> sorted(evaluation_steps(10, 4))
     [3, 5, 8, 10]
     """
-    count = min(steps, max(1, evaluations))
+    count = min(steps, evaluations)
     return {round(steps * number / count + 1e-9) for number in range(1, count + 1)}
 
 

@@ -32,7 +32,8 @@ class Outcome:
         return {"plan": asdict(self.plan), "provenance": dict(self.origin), "runs": [self._run(record) for record in self.records]}
 
     def _run(self, record: Record) -> dict[str, Any]:
-        run = asdict(record) | {"ratio": ratio(record), "versions": self.origin["versions"], "machine": self.origin["machine"]}
+        numbers = {"ratio": ratio(record), "relative_volume": record.relative_volume}
+        run = asdict(record) | numbers | {"versions": self.origin["versions"], "machine": self.origin["machine"]}
         if self.plan.link:
             run["link_seconds"] = link_seconds(record, self.plan.link)
         return run
@@ -41,7 +42,7 @@ class Outcome:
         """Return the titles of the table."""
         metric = self.records[0].metric if self.records else "quality"
         times = ["seconds", "forward/backward", "encode/decode", "communication"]
-        return ["codec", metric, "bytes sent", "ratio", *times, *(["bytes/rate"] if self.plan.link else []), "replicas"]
+        return ["codec", metric, "relative volume", "bytes sent", "ratio", *times, *(["bytes/rate"] if self.plan.link else []), "replicas"]
 
     def rows(self) -> list[list[str]]:
         """Return the table, one row per run."""
@@ -55,12 +56,18 @@ class Outcome:
         return [
             record.spec,
             in_percent(record.quality),
+            f"{record.relative_volume:.4f}",
             in_bytes(record.bytes_sent),
             in_times(ratio(record)),
             *map(in_seconds, times),
             *by_rate,
             identical,
         ]
+
+    def data_note(self) -> str:
+        """Say what a reader must know of the data; nothing for recorded data."""
+        note = self.records[0].data_note if self.records else ""
+        return f"The data: {note}." if note else ""
 
     def outlook(self, rate: str = "100mbit") -> str:
         """Say what a slow link would make of runs that had none: how long it would be busy with one step. Nothing for runs that had one."""
