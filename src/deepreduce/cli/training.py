@@ -55,6 +55,7 @@ def add(commands: Any) -> None:
     train.add_argument("--learning-rate", type=float, metavar="X", help="default: by task")
     train.add_argument("--schedule", default="cosine", metavar="S", help="cosine (default), constant, or step:0.25=0.1,0.375=0.01")
     train.add_argument("--evaluations", type=natural, metavar="N", help="how often quality is measured (default: by task)")
+    train.add_argument("--test-batches", type=positive, metavar="N", help="measure quality on N test batches per worker (default: all)")
     train.add_argument(
         "--negatives", type=positive, default=99, metavar="N", help="rankings: items the true one is ranked among (99 or 999)"
     )
@@ -136,6 +137,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         accumulate=args.accumulate,
         precision=args.precision,
         schedule=args.schedule,
+        test_batches=args.test_batches,
     )
 
 

@@ -49,10 +49,11 @@ def training_page(outcome: Outcome) -> str:
     )
 
 
-def quality_by_epochs(records: Sequence[Record]) -> str:
-    """Quality at every evaluation."""
+def quality_by_epochs(records: Sequence[Record], labels: Sequence[str] | None = None) -> str:
+    """Return quality at every evaluation; curves are labelled by their specs, or as given."""
     lines = [
-        Line(record.spec, [(point["step"] / record.steps_per_epoch, point["quality"]) for point in record.curve]) for record in records
+        Line(label, [(point["step"] / record.steps_per_epoch, point["quality"]) for point in record.curve])
+        for label, record in zip(labels or [record.spec for record in records], records, strict=True)
     ]
     return line_chart("Quality against epochs", lines, "epochs", records[0].metric, _plain, in_percent)
 

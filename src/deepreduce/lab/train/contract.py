@@ -42,6 +42,7 @@ class Plan:
 
     A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.Schedule`; `evaluations` may be
     0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
+    Quality is measured on `test_batches` batches per worker, of all that there are if None.
 
     >>> plan = Plan(task="digits", model="mlp", specs=("dense",), workers=2, batch=32, steps=10, evaluations=2, learning_rate=0.1)
     >>> Plan.from_json(plan.to_json()) == plan
@@ -69,6 +70,7 @@ class Plan:
     precision: str = "fp32"
     schedule: str = "cosine"
     warm_up: int = 3
+    test_batches: int | None = None
 
     def __post_init__(self) -> None:
         schedule_of(self.schedule)

@@ -179,9 +179,10 @@ class Run(ABC):
         return self.plan.learning_rate * schedule_of(self.plan.schedule)(number / self.job.steps)
 
     def quality(self) -> float:
-        """The share of the whole test set that the model has right."""
+        """The share of the test set, or of the part of it that the plan asks for, that the model has right."""
         right, seen = 0, 0
-        for batch in self.job.data.test_batches(self.job.rank, self.plan.workers):
+        batches = self.job.data.test_batches(self.job.rank, self.plan.workers)
+        for batch in itertools.islice(batches, self.plan.test_batches):
             right += self.right(batch)
             seen += len(batch[0])
         all_right, all_seen = self.gathered([right, seen]).sum(0).tolist()
