@@ -84,7 +84,7 @@ class Status:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._console.print(text, markup=False)
+        self._console.print(text, markup=False, soft_wrap=True)
 
     def listen(self, event: Event) -> None:
         """Take one event of the workers."""

