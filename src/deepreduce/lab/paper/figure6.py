@@ -96,9 +96,7 @@ def crossing(volumes: list[tuple[float, float]], plain: float) -> float:
     """
     for (high, more), (low, less) in pairwise(volumes):
         if more >= plain >= less and more > less:
-            return low + (high - low) * (plain - less) / (
-                more - less
-            )  # false positives grow with the rate; the filter's size changes little
+            return low + (high - low) * (plain - less) / (more - less)  # the filter itself changes little
     return float("nan")
 
 
