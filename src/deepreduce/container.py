@@ -68,7 +68,7 @@ class Message:
 def write(records: Sequence[Record], names: Sequence[str] | None = None) -> bytes:
     """One message of these records."""
     check_writable(records, names)
-    header, deflated = _squeeze(_header(records, names))
+    header, deflated = squeeze(_header(records, names))
     sections = [section for record in records for section in record.sections]
     size_bytes = sum(len(section) for section in sections)
     lead = varint(2 * len(header) + deflated) + header
@@ -94,10 +94,10 @@ def check_writable(records: Sequence[Record], names: Sequence[str] | None) -> No
 
 def read(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Message:
     """The message in these bytes; sections are views of them."""
-    reader = _open(blob)
+    reader = open_body(blob)
     coded_size = reader.varint()
     header = reader.take(coded_size // 2)
-    names, heads, sizes = _read_header(Reader(_inflate(header) if coded_size % 2 else header), max_numel)
+    names, heads, sizes = _read_header(Reader(inflate(header) if coded_size % 2 else header), max_numel)
     if sum(map(sum, sizes)) != reader.remaining:
         raise CorruptError(f"sections of {sum(map(sum, sizes))} bytes announced, {reader.remaining} found")
     records = tuple(Record(*head, *(reader.take(size) for size in triple)) for head, triple in zip(heads, sizes, strict=True))
@@ -123,7 +123,7 @@ def message_bytes(start: Buffer) -> int:
     return reader.offset + rest_bytes
 
 
-def _open(blob: Buffer) -> Reader:
+def open_body(blob: Buffer) -> Reader:
     """A reader of what lies between the length and the checksum, both of which hold."""
     try:
         view = memoryview(blob)
@@ -237,7 +237,7 @@ def _read_coded(stage: Stage, reader: Reader) -> Any:
         raise CorruptError(f"the message has a {stage.title} that cannot be: {error}") from error
 
 
-def _squeeze(header: bytes) -> tuple[bytes, bool]:
+def squeeze(header: bytes) -> tuple[bytes, bool]:
     """The header, deflated where that is shorter: names and shapes of many tensors repeat themselves."""
     if len(header) > _MAX_HEADER_BYTES:
         raise InputError(f"names and shapes take {len(header)} bytes, at most {_MAX_HEADER_BYTES} are allowed: send fewer tensors at once")
@@ -247,7 +247,7 @@ def _squeeze(header: bytes) -> tuple[bytes, bool]:
     return (deflated, True) if len(deflated) < len(header) else (header, False)
 
 
-def _inflate(deflated: memoryview) -> bytes:
+def inflate(deflated: memoryview) -> bytes:
     engine = zlib.decompressobj()
     try:
         header = engine.decompress(deflated, _MAX_HEADER_BYTES)

@@ -5,6 +5,7 @@
     DeepReduceError
     ├── ConfigError     (ValueError)   a codec or a spec string is wrong; raised when it is built
     ├── InputError      (ValueError)   the tensor cannot be encoded as asked; nothing was changed
+    │   └── WrongBaseError             a patch does not belong on these weights; nothing was changed
     ├── PeerError       (RuntimeError) another worker failed, is gone, or is not where this one is
     └── FormatError     (ValueError)   the bytes are not a message that can be decoded
         ├── TruncatedError (EOFError)  the bytes end too early
@@ -23,6 +24,14 @@ class ConfigError(DeepReduceError, ValueError):
 
 class InputError(DeepReduceError, ValueError):
     """The given tensor cannot be encoded as asked."""
+
+
+class WrongBaseError(InputError):
+    """A patch does not belong on these weights. `reason` is ``wrong base``, ``already applied``, ``applied in part`` or ``out of order``."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
 
 
 class PeerError(DeepReduceError, RuntimeError):
