@@ -5,7 +5,7 @@ from zero after every change, and the sum at which the next change comes is dist
 change is coded, whose interval is as wide as the element is likely, and all that is done for an unchanged element is one addition.
 
 Hazards are integers: OCTAVE of them halve the chance that nothing changed yet. Where the sum passes LIMIT an escape is coded and LIMIT
-subtracted. Intervals and steps go through one rANS state of 64 bits with words of 32 bits.
+subtracted. Intervals go through one rANS state of 64 bits with words of 32 bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .jit import inline, kernel
-from .rans import TOTAL_BITS as STEP_BITS
 from .vectors import leading_zeros
 
 Patterns = NDArray[Any]
@@ -44,7 +43,8 @@ _GUESS_BITS = 8
 _GUESSES = np.array([int(-np.log2(1 - i / 2 ** (_GUESS_BITS + 1)) * OCTAVE) for i in range(2**_GUESS_BITS + 1)], np.int64)
 _GUESS_SHIFT = CHANCE_BITS - 1 - _GUESS_BITS
 _GUESS_ERROR = 3
-_BLOCK = 2048
+_TILE = 1024
+_BLOCK = 8
 
 _ONE = 1 << CHANCE_BITS
 _ESCAPE = _ONE - (_ONE >> OCTAVES)
@@ -87,11 +87,20 @@ def count_classes(patterns: Patterns, mask: np.uint64, shift: np.uint64, stride:
 
 @kernel
 def count_changed(
-    patterns: Patterns, mask: np.uint64, shift: np.uint64, positions: Positions, tokens: Bytes, counts: NDArray[np.int64]
+    patterns: Patterns,
+    mask: np.uint64,
+    shift: np.uint64,
+    positions: Positions,
+    tokens: Bytes,
+    classes: Bytes,
+    counts: NDArray[np.int64],
 ) -> None:
-    """Add to `counts`, by class and token, the changes at these positions."""
+    """Write the class of every change; add to `counts` how many changes a class has, and how many of them have a token above 1."""
     for i in range(np.uint64(positions.size)):
-        counts[class_of(patterns[np.uint64(positions[i])], mask, shift), tokens[i]] += 1
+        own = class_of(patterns[np.uint64(positions[i])], mask, shift)
+        classes[i] = np.uint8(own)
+        counts[own, 0] += 1
+        counts[own, 1] += np.int64(tokens[i] > 1)
 
 
 @kernel
@@ -101,28 +110,30 @@ def intervals(
     shift: np.uint64,
     hazards: Hazards,
     positions: Positions,
+    classes: Bytes,
     starts: Numbers,
     widths: Numbers,
     escapes: Numbers,
-    classes: Bytes,
 ) -> None:
-    """For every change: the start and the width of its interval, the escapes before it, and its class.
+    """For every change, whose classes are given: the start and the width of its interval, and the escapes before it.
 
     The hazard of every class that changes is above 0.
     """
-    sums = np.empty(_BLOCK, np.uint64)
-    total, origin, first, filled = _0, _0, _0, _0
+    sums = np.empty(_TILE, np.uint32)
+    base, total, origin, first, filled = _0, _0, _0, _0, _0
     for k in range(np.uint64(positions.size)):
         at = np.uint64(positions[k])
         while at >= filled:
-            first = filled
-            filled = min(first + np.uint64(_BLOCK), np.uint64(patterns.size))
+            first, base = filled, base + total
+            filled = min(first + np.uint64(_TILE), np.uint64(patterns.size))
+            running = np.uint32(0)
             for i in range(filled - first):
-                sums[i] = total
-                total += np.uint64(hazards[class_of(patterns[first + i], mask, shift)])
-        own = class_of(patterns[at], mask, shift)
-        before, hazard, skipped = np.int64(sums[at - first] - origin), np.int64(hazards[own]), 0
-        origin = sums[at - first] + np.uint64(hazards[own])
+                sums[i] = running
+                running = np.uint32(running + hazards[class_of(patterns[first + i], mask, shift)])
+            total = np.uint64(running)
+        reached = base + np.uint64(sums[at - first])
+        before, hazard, skipped = np.int64(reached - origin), np.int64(hazards[classes[k]]), 0
+        origin = reached + np.uint64(hazards[classes[k]])
         if before >= LIMIT:
             skipped = before // LIMIT
             before -= skipped * LIMIT
@@ -135,52 +146,67 @@ def intervals(
         starts[k] = start
         widths[k] = chance(min(before + hazard, LIMIT)) - start
         escapes[k] = skipped
-        classes[k] = own
 
 
 @kernel
-def encode(
-    starts: Numbers,
-    widths: Numbers,
-    escapes: Numbers,
-    contexts: Bytes,
-    tokens: Bytes,
-    step_frequencies: NDArray[np.uint32],
-    words: NDArray[np.uint32],
-) -> tuple[int, np.uint64]:
+def encode(starts: Numbers, widths: Numbers, escapes: Numbers, words: NDArray[np.uint32]) -> tuple[int, np.uint64]:
     """Write words from the end of `words` to its front; returns the index of the first one, and the state.
 
-    There is room for two words per change and one per eight escapes. `step_frequencies` has one row per context.
+    There is room for one word per change and one per four escapes, and one more.
     """
-    step_starts = np.zeros((step_frequencies.shape[0], 257), np.uint32)
-    for context in range(step_frequencies.shape[0]):
-        for token in range(step_frequencies.shape[1]):
-            step_starts[context, token + 1] = step_starts[context, token] + step_frequencies[context, token]
     state, at = np.uint64(LOWEST), words.size
     for k in range(starts.size - 1, -1, -1):
-        frequency = np.uint64(step_frequencies[contexts[k], tokens[k]])
-        if state >= frequency << np.uint64(63 - STEP_BITS):
+        width = np.uint64(widths[k])
+        if state >= width << np.uint64(63 - CHANCE_BITS):
             at -= 1
             words[at] = np.uint32(state)
             state >>= _32
-        quotient = state // frequency
-        state = (quotient << np.uint64(STEP_BITS)) + (state - quotient * frequency) + np.uint64(step_starts[contexts[k], tokens[k]])
-        frequency = np.uint64(widths[k])
-        if state >= frequency << np.uint64(63 - CHANCE_BITS):
-            at -= 1
-            words[at] = np.uint32(state)
-            state >>= _32
-        quotient = state // frequency
-        state = (quotient << np.uint64(CHANCE_BITS)) + (state - quotient * frequency) + np.uint64(starts[k])
+        quotient = state // width
+        state = (quotient << np.uint64(CHANCE_BITS)) + (state - quotient * width) + np.uint64(starts[k])
         for _ in range(escapes[k]):
-            frequency = np.uint64(_ONE - _ESCAPE)
-            if state >= frequency << np.uint64(63 - CHANCE_BITS):
+            width = np.uint64(_ONE - _ESCAPE)
+            if state >= width << np.uint64(63 - CHANCE_BITS):
                 at -= 1
                 words[at] = np.uint32(state)
                 state >>= _32
-            quotient = state // frequency
-            state = (quotient << np.uint64(CHANCE_BITS)) + (state - quotient * frequency) + np.uint64(_ESCAPE)
+            quotient = state // width
+            state = (quotient << np.uint64(CHANCE_BITS)) + (state - quotient * width) + np.uint64(_ESCAPE)
     return at, state
+
+
+@inline
+def _fill(
+    patterns: Patterns, mask: np.uint64, shift: np.uint64, hazards: Hazards, first: np.uint64, each: Numbers, sums: Numbers
+) -> None:
+    """The hazards of a tile of elements and the sums of its blocks; 0 for what lies after the last element."""
+    size = min(np.uint64(patterns.size) - first, np.uint64(_TILE))
+    whole = size // np.uint64(_BLOCK)
+    for b in range(whole):
+        i = b * np.uint64(_BLOCK)
+        h0 = hazards[class_of(patterns[first + i], mask, shift)]
+        h1 = hazards[class_of(patterns[first + i + _1], mask, shift)]
+        h2 = hazards[class_of(patterns[first + i + np.uint64(2)], mask, shift)]
+        h3 = hazards[class_of(patterns[first + i + np.uint64(3)], mask, shift)]
+        h4 = hazards[class_of(patterns[first + i + np.uint64(4)], mask, shift)]
+        h5 = hazards[class_of(patterns[first + i + np.uint64(5)], mask, shift)]
+        h6 = hazards[class_of(patterns[first + i + np.uint64(6)], mask, shift)]
+        h7 = hazards[class_of(patterns[first + i + np.uint64(7)], mask, shift)]
+        each[i] = h0
+        each[i + _1] = h1
+        each[i + np.uint64(2)] = h2
+        each[i + np.uint64(3)] = h3
+        each[i + np.uint64(4)] = h4
+        each[i + np.uint64(5)] = h5
+        each[i + np.uint64(6)] = h6
+        each[i + np.uint64(7)] = h7
+        sums[b] = np.uint32(((h0 + h1) + (h2 + h3)) + ((h4 + h5) + (h6 + h7)))
+    for b in range(whole, np.uint64(_TILE // _BLOCK)):
+        total = np.uint32(0)
+        for j in range(np.uint64(_BLOCK)):
+            i = b * np.uint64(_BLOCK) + j
+            each[i] = hazards[class_of(patterns[first + i], mask, shift)] if i < size else np.uint32(0)
+            total = np.uint32(total + each[i])
+        sums[b] = total
 
 
 @kernel
@@ -189,24 +215,23 @@ def decode(
     mask: np.uint64,
     shift: np.uint64,
     hazards: Hazards,
-    contexts: Bytes,
-    step_tables: NDArray[np.uint32],
     words: NDArray[np.uint32],
     size: int,
     state: np.uint64,
     positions: Positions,
-    tokens: Bytes,
+    classes: Bytes,
 ) -> int:
-    """Fill `positions` and `tokens`; returns 0, or `CORRUPT`. `contexts` are those of the classes; two spare words follow `size` words."""
-    at, used, numel, last = _0, _0, np.uint64(patterns.size), np.uint64(size)
-    slots, step_slots = np.uint64(_ONE - 1), np.uint64((1 << STEP_BITS) - 1)
-    lowest = np.uint64(LOWEST)
+    """Fill `positions`, and `classes` with those of the elements there; returns 0, or `CORRUPT`. A spare word follows `size` words."""
+    used, last, numel = _0, np.uint64(size), np.uint64(patterns.size)
+    slots, lowest = np.uint64(_ONE - 1), np.uint64(LOWEST)
+    each, sums = np.empty(_TILE, np.uint32), np.empty(_TILE // _BLOCK, np.uint32)
+    first, block, blocks = _0, _0, np.uint64(_TILE // _BLOCK)
+    if numel:
+        _fill(patterns, mask, shift, hazards, first, each, sums)
+    before = 0  # the sum at the start of the block, of which that up to the last change is subtracted
     for k in range(np.uint64(positions.size)):
-        before = 0
-        while True:
-            slot = np.int64(state & slots)
-            if slot < _ESCAPE:
-                break
+        slot = np.int64(state & slots)
+        while slot >= _ESCAPE:
             state = np.uint64(_ONE - _ESCAPE) * (state >> np.uint64(CHANCE_BITS)) + np.uint64(slot - _ESCAPE)
             before -= LIMIT
             if state < lowest:
@@ -214,59 +239,46 @@ def decode(
                     return CORRUPT
                 state = state << _32 | np.uint64(words[used])
                 used += _1
-        left = np.uint64(guess(slot) - before)
-        total = left
-        while at + _8 <= numel:
-            part = _0
-            for j in range(_8):
-                part += np.uint64(hazards[class_of(patterns[at + j], mask, shift)])
-            if part > left:
+            slot = np.int64(state & slots)
+        left = guess(slot) - before
+        while True:
+            while block == blocks or np.int64(sums[block]) <= left:
+                if block == blocks:
+                    first += np.uint64(_TILE)
+                    if first >= numel:
+                        return CORRUPT
+                    _fill(patterns, mask, shift, hazards, first, each, sums)
+                    block = _0
+                else:
+                    left -= np.int64(sums[block])
+                    before += np.int64(sums[block])
+                    block += _1
+            inside, reached, part = block * np.uint64(_BLOCK), 0, 0
+            for j in range(np.uint64(_BLOCK)):
+                part += np.int64(each[block * np.uint64(_BLOCK) + j])
+                passed = part <= left
+                reached = part if passed else reached
+                inside += np.uint64(passed)
+            hazard = np.int64(each[inside])
+            end = chance(min(before + reached + hazard, LIMIT))
+            if slot < end:
                 break
-            left -= part
-            at += _8
-        if at + _8 <= numel:
-            reached, part, steps = _0, _0, _0
-            for j in range(_8):
-                part += np.uint64(hazards[class_of(patterns[at + j], mask, shift)])
-                inside = part <= left
-                reached = part if inside else reached
-                steps += np.uint64(inside)
-            at += steps
-            left -= reached
-        else:
-            while at < numel and np.uint64(hazards[class_of(patterns[at], mask, shift)]) <= left:
-                left -= np.uint64(hazards[class_of(patterns[at], mask, shift)])
-                at += _1
-            if at >= numel:
+            # The guess was a little low: look at the next element.
+            left = reached + hazard
+            if before + left >= LIMIT:
                 return CORRUPT
-        hazard = np.uint64(hazards[class_of(patterns[at], mask, shift)])
-        before += np.int64(total - left)
-        # The guess is a little low: the interval of the slot is this one, or soon after.
-        end = chance(min(before + np.int64(hazard), LIMIT))
-        while slot >= end:
-            before += np.int64(hazard)
-            at += _1
-            if at >= numel or before >= LIMIT:
-                return CORRUPT
-            hazard = np.uint64(hazards[class_of(patterns[at], mask, shift)])
-            end = chance(min(before + np.int64(hazard), LIMIT))
-        start = chance(max(before, 0))
+        start = chance(max(before + reached, 0))
         if slot < start:
             return CORRUPT
+        before = -(reached + hazard)
         state = np.uint64(end - start) * (state >> np.uint64(CHANCE_BITS)) + np.uint64(slot - start)
-        if state < lowest:
-            state = state << _32 | np.uint64(words[used])
-            used += _1
-        entry = np.uint64(step_tables[np.uint64(contexts[class_of(patterns[at], mask, shift)]), state & step_slots])
-        state = (entry >> _8 & np.uint64(4095)) * (state >> np.uint64(STEP_BITS)) + (entry >> np.uint64(20))
         if state < lowest:
             state = state << _32 | np.uint64(words[used])
             used += _1
         if used > last:
             return CORRUPT
-        positions[k] = np.uint32(at)
-        tokens[k] = np.uint8(entry & np.uint64(255))
-        at += _1
+        positions[k] = np.uint32(first + inside)
+        classes[k] = np.uint8(class_of(patterns[first + inside], mask, shift))
     if state != lowest or used != last:
         return CORRUPT
     return 0

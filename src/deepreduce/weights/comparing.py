@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -63,17 +64,25 @@ class Origin:
 
 def changes(pairs: list[tuple[Array, Array]], kind: Kind) -> tuple[list[int], Array, Array]:
     """The changes of some pieces as one group: how many in each, and the positions and step codes of all."""
-    counts, positions, codes, offset = [], [], [], 0
+    room_positions, room_codes = _room()
+    counts, total, offset = [], 0, 0
     for old, new in pairs:
-        found, steps = np.empty(old.size, np.uint32), np.empty(old.size, np.uint64)
-        count = int(kernels.steps.find(old, new, np.uint64(kind.flip), found, steps))
+        count = int(kernels.steps.find(old, new, np.uint64(kind.flip), room_positions[total:], room_codes[total:]))
+        room_positions[total : total + count] += np.uint32(offset)
         counts.append(count)
-        positions.append(found[:count] + np.uint32(offset))
-        codes.append(steps[:count])
-        offset += old.size
-    if len(pairs) == 1:
-        return counts, positions[0], codes[0]
-    return counts, np.concatenate(positions), np.concatenate(codes)
+        total, offset = total + count, offset + old.size
+    return counts, room_positions[:total].copy(), room_codes[:total].copy()
+
+
+_local = threading.local()
+
+
+def _room() -> tuple[Array, Array]:
+    """Room for the changes of a group: kept by each thread, as new memory would cost more than the search."""
+    if not hasattr(_local, "room"):
+        _local.room = np.empty(GROUP, np.uint32), np.empty(GROUP, np.uint64)
+    room: tuple[Array, Array] = _local.room
+    return room
 
 
 def encode_group(pairs: list[tuple[Array, Array]], kind: Kind, codec: IndexCodec | None) -> tuple[list[int], bytes]:

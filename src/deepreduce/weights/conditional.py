@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from ..errors import CorruptError
 from ..wire import Reader, varint
 from . import symbols
 from .kinds import Array, Kind
-from .tables import frequencies_of, levels_of, read_levels, table_of, write_levels
+from .tables import levels_of, read_levels, write_levels
 
 Positions = NDArray[np.uint32]
 Codes = NDArray[np.uint64]
@@ -22,7 +21,7 @@ CONTEXTS = 6
 _CLASSES = 256
 _TOP_LEVEL = 86
 _HAZARDS = np.array([0, *(round(2 ** (level / 4)) for level in range(1, _TOP_LEVEL + 1))], np.uint32)
-_SAMPLED = 1 << 18
+_SAMPLED = 1 << 17
 _LONG_STEPS = 0.02
 
 
@@ -46,11 +45,6 @@ class Model:
         """The context of each class: 0 where nearly all steps are 1, then one for each octave below, the last for all the rest."""
         return np.clip(self.first - np.arange(_CLASSES), 0, CONTEXTS - 1).astype(np.uint8)
 
-    @property
-    def frequencies(self) -> NDArray[np.uint32]:
-        """The token frequencies of each context."""
-        return np.stack([frequencies_of(levels) for levels in self.tokens])
-
     def write(self) -> bytes:
         """The model as bytes."""
         lead = int(np.flatnonzero(self.levels)[0])
@@ -65,55 +59,55 @@ class Model:
         return cls(levels, first, tuple(read_levels(reader, kernels.tokens.ALPHABET) for _ in range(CONTEXTS)))
 
 
-def fit(totals: NDArray[np.int64], changed: NDArray[np.int64]) -> Model:
-    """The model of `totals` weights by class, of which `changed` changed, by class and token."""
-    counts = changed.sum(1)
-    chances = np.minimum(counts / np.maximum(np.maximum(totals, counts), 1), 1 - 2.0**-12)
-    hazards = -np.log2(1 - chances) * kernels.hazard.OCTAVE
-    levels = np.rint(4 * np.log2(np.maximum(hazards, 1)))
-    long = np.flatnonzero(changed[:, 2:].sum(1) > _LONG_STEPS * counts)
+def fit_hazards(totals: NDArray[np.int64], counts: NDArray[np.int64]) -> Model:
+    """The model of `totals` weights by class, with `counts` changes and, among them, long steps by class; without tokens yet."""
+    changed, long = counts[:, 0], np.flatnonzero(counts[:, 1] > _LONG_STEPS * counts[:, 0])
+    chances = np.minimum(changed / np.maximum(np.maximum(totals, changed), 1), 1 - 2.0**-12)
+    levels = np.rint(4 * np.log2(np.maximum(-np.log2(1 - chances) * kernels.hazard.OCTAVE, 1)))
     first = int(long[-1]) + 1 if long.size else 0
-    model = Model(np.where(counts > 0, np.clip(levels, 1, _TOP_LEVEL), 0).astype(np.uint8), first, ())
-    tokens = (levels_of(changed[model.contexts == context].sum(0)) for context in range(CONTEXTS))
-    return Model(model.levels, first, tuple(tokens))
+    return Model(np.where(changed > 0, np.clip(levels, 1, _TOP_LEVEL), 0).astype(np.uint8), first, ())
+
+
+def count_classes(old: Array, kind: Kind) -> NDArray[np.int64]:
+    """About how many weights each class has: a sample is enough, with some more for classes that it could miss."""
+    totals, stride = np.zeros(_CLASSES, np.int64), max(1, old.size // _SAMPLED)
+    kernels.hazard.count_classes(old, np.uint64(kind.mask), np.uint64(kind.shift), stride, totals)
+    return totals if stride == 1 else totals + 4 * stride
 
 
 def encode(old: Array, kind: Kind, positions: Positions, codes: Codes) -> bytes:
     """The changes of these patterns; there is one at least."""
     tokens, extra_bits = symbols.split(codes)
     mask, shift = np.uint64(kind.mask), np.uint64(kind.shift)
-    totals, changed = np.zeros(_CLASSES, np.int64), np.zeros((_CLASSES, kernels.tokens.ALPHABET), np.int64)
-    kernels.hazard.count_classes(old, mask, shift, max(1, old.size // _SAMPLED), totals)
-    kernels.hazard.count_changed(old, mask, shift, positions, tokens, changed)
-    model = fit(totals, changed)
+    classes, counts = np.empty(positions.size, np.uint8), np.zeros((_CLASSES, 2), np.int64)
+    kernels.hazard.count_changed(old, mask, shift, positions, tokens, classes, counts)
+    model = fit_hazards(count_classes(old, kind), counts)
+    contexts, by_context = model.contexts[classes], np.zeros((CONTEXTS, kernels.tokens.ALPHABET), np.int64)
+    kernels.rans.count(tokens, contexts, by_context)
+    model = replace(model, tokens=tuple(map(levels_of, by_context)))
     starts, widths, escapes = (np.empty(positions.size, np.uint32) for _ in range(3))
-    classes = np.empty(positions.size, np.uint8)
-    kernels.hazard.intervals(old, mask, shift, model.hazards, positions, starts, widths, escapes, classes)
-    words = np.empty(2 * positions.size + int(escapes.sum(dtype=np.int64)) // 4 + 8, np.uint32)
-    contexts = model.contexts[classes]
-    first, state = kernels.hazard.encode(starts, widths, escapes, contexts, tokens, model.frequencies, words)
-    extras = symbols.write_extras(codes, tokens, extra_bits)
-    coded = words[first:].astype("<u4", copy=False).tobytes()
-    return b"".join([model.write(), varint(len(extras)), int(state).to_bytes(8, "little"), coded, extras])
+    kernels.hazard.intervals(old, mask, shift, model.hazards, positions, classes, starts, widths, escapes)
+    words = np.empty(positions.size + int(escapes.sum(dtype=np.int64)) // 4 + 8, np.uint32)
+    first, state = kernels.hazard.encode(starts, widths, escapes, words)
+    coded = words[first:].astype("<u4", copy=False)
+    front = [model.write(), int(state).to_bytes(8, "little"), varint(coded.size), coded.tobytes()]
+    return b"".join([*front, symbols.write_stream(tokens, contexts, model.tokens), symbols.write_extras(codes, tokens, extra_bits)])
 
 
 def decode(section: Reader, old: Array, kind: Kind, count: int) -> tuple[Positions, Codes]:
     """The positions, increasing, and the codes of `count` changes of these patterns."""
     model = Model.read(section)
-    extra_bytes = section.varint(limit=section.remaining)
     state = int.from_bytes(section.take(8), "little")
-    size = (section.remaining - extra_bytes) // 4
-    words = np.zeros(size + 2, np.uint32)
+    if not kernels.hazard.LOWEST <= state < 2**63:
+        raise CorruptError(f"the changes of a group begin with state {state}, which no writer leaves")
+    size = section.varint(limit=section.remaining // 4)
+    words = np.zeros(size + 1, np.uint32)
     words[:size] = section.array("<u4", size)
-    if section.remaining != extra_bytes or not kernels.hazard.LOWEST <= state < 2**63:
-        raise CorruptError("the changes of a group begin with a state that no writer leaves, or are no whole words")
-    positions, tokens = np.empty(count, np.uint32), np.empty(count, np.uint8)
-    tables: Any = np.stack([table_of(row) for row in model.frequencies])
-    problem = kernels.hazard.decode(
-        old, np.uint64(kind.mask), np.uint64(kind.shift), model.hazards, model.contexts, tables, words, size, np.uint64(state), positions, tokens
-    )
-    if problem:
+    positions, classes = np.empty(count, np.uint32), np.empty(count, np.uint8)
+    mask, shift = np.uint64(kind.mask), np.uint64(kind.shift)
+    if kernels.hazard.decode(old, mask, shift, model.hazards, words, size, np.uint64(state), positions, classes):
         raise CorruptError(f"{size} words do not hold {count} changes of {old.size} weights exactly")
+    tokens = symbols.read_stream(section, model.contexts[classes], model.tokens)
     if count and int(tokens.max()) >= kernels.tokens.ALPHABET:
         raise CorruptError(f"token {tokens.max()} of {kernels.tokens.ALPHABET}")
     return positions, symbols.join(tokens, section.rest(), limit=2 ** (8 * kind.itemsize) - 1)

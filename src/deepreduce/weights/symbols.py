@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..errors import CorruptError, TruncatedError
 from ..wire import Reader, varint
-from .tables import frequencies_of, levels_of, read_levels, table_of, write_levels
+from .tables import frequencies_of, levels_of, read_levels, write_levels
 
 Symbols = NDArray[np.uint8]
 Numbers = NDArray[np.uint64]
@@ -20,16 +21,13 @@ _RAW, _CODED = 0, 1
 
 def write_symbols(symbols: Symbols) -> bytes:
     """Bytes, coded with a table of their frequencies, or as they are where that is not longer; all equal ones take the table only."""
-    counts = np.zeros(256, np.int64)
-    kernels.rans.count(symbols, counts)
-    levels = levels_of(counts)
+    contexts, counts = np.zeros(symbols.size, np.uint8), np.zeros((1, 256), np.int64)
+    kernels.rans.count(symbols, contexts, counts)
+    levels = levels_of(counts[0])
     front = bytes((_CODED,)) + write_levels(levels)
     if np.count_nonzero(levels) < 2:
         return front
-    states, words = np.empty(4, np.uint32), np.empty(symbols.size + 1, np.uint16)
-    first = kernels.rans.encode(symbols, frequencies_of(levels), states, words)
-    coded = words[first:].astype("<u2", copy=False)
-    whole = front + states.astype("<u4").tobytes() + varint(coded.size) + coded.tobytes()
+    whole = front + write_stream(symbols, contexts, [levels])
     return whole if len(whole) <= symbols.size else bytes((_RAW,)) + symbols.tobytes()
 
 
@@ -49,13 +47,30 @@ def read_symbols(reader: Reader, count: int, alphabet: int = 256) -> Symbols:
         if count and not used.size:
             raise CorruptError(f"no table for {count} symbols")
         return np.full(count, used[0] if used.size else 0, np.uint8)
+    symbols = read_stream(reader, np.zeros(count, np.uint8), [levels])
+    if symbols.size and int(symbols.max()) >= alphabet:
+        raise CorruptError(f"symbol {symbols.max()} of {alphabet}")
+    return symbols
+
+
+def write_stream(symbols: Symbols, contexts: Symbols, levels: Sequence[Symbols]) -> bytes:
+    """Symbols with the frequency levels of their contexts, which the reader has already."""
+    states, words = np.empty(4, np.uint32), np.empty(symbols.size + 1, np.uint16)
+    first = kernels.rans.encode(symbols, contexts, np.stack([frequencies_of(each) for each in levels]), states, words)
+    coded = words[first:].astype("<u2", copy=False)
+    return states.astype("<u4").tobytes() + varint(coded.size) + coded.tobytes()
+
+
+def read_stream(reader: Reader, contexts: Symbols, levels: Sequence[Symbols]) -> Symbols:
+    """The inverse of `write_stream`, for one symbol per context given."""
     states = reader.array("<u4", 4).astype(np.uint32, copy=False)
     size = reader.varint(limit=reader.remaining // 2)
     words = np.zeros(size + 4, np.uint16)
     words[:size] = reader.array("<u2", size)
-    out = np.empty(count, np.uint8)
-    if kernels.rans.decode(words, size, table_of(frequencies_of(levels)), states, out) != size:
-        raise CorruptError(f"{size} words do not hold {count} symbols exactly")
+    out = np.empty(contexts.size, np.uint8)
+    table = kernels.rans.table_of(np.stack([frequencies_of(each) for each in levels]))
+    if kernels.rans.decode(words, size, table, contexts, states, out) != size:
+        raise CorruptError(f"{size} words do not hold {contexts.size} symbols exactly")
     return out
 
 

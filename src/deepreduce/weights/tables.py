@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import kernels
 from ..errors import CorruptError
 from ..wire import Reader, varint
 
@@ -60,9 +59,3 @@ def read_levels(reader: Reader, alphabet: int, top_level: int = _TOP_LEVEL) -> N
     if levels.size and (levels.max() > top_level or levels[-1] == 0):
         raise CorruptError(f"a level above {top_level}, or a last one of 0")
     return levels
-
-
-def table_of(frequencies: Frequencies) -> NDArray[np.uint32]:
-    """The decoding table of rANS."""
-    table: NDArray[np.uint32] = kernels.rans.table_of(frequencies)
-    return table
