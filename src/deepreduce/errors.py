@@ -6,6 +6,7 @@
     ├── ConfigError     (ValueError)   a codec or a spec string is wrong; raised when it is built
     ├── InputError      (ValueError)   the tensor cannot be encoded as asked; nothing was changed
     │   └── WrongBaseError             a patch does not belong on these weights; nothing was changed
+    ├── FileError       (OSError)      a file cannot be read or written as asked
     ├── PeerError       (RuntimeError) another worker failed, is gone, or is not where this one is
     └── FormatError     (ValueError)   the bytes are not a message that can be decoded
         ├── TruncatedError (EOFError)  the bytes end too early
@@ -32,6 +33,10 @@ class WrongBaseError(InputError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+
+
+class FileError(DeepReduceError, OSError):
+    """A file cannot be read or written as asked."""
 
 
 class PeerError(DeepReduceError, RuntimeError):

@@ -10,14 +10,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ..errors import DeepReduceError
+from ..errors import FileError as FileError
 from ..sparse import Values
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-class FileError(DeepReduceError, OSError):
-    """A file cannot be read or written as asked."""
 
 
 def read_tensors(path: Path) -> Values | dict[str, Values]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Protocol
 
 from .. import container
-from ..errors import CorruptError, TruncatedError
+from ..errors import CorruptError, FormatError, TruncatedError
 from ..wire import Reader, varint
 from . import records
 from .records import Header
@@ -87,6 +87,27 @@ def split_file(file: IO[bytes]) -> tuple[Header, Sections]:
     section_start = reader.offset + coded_size // 2
     _check_sizes(header, size_bytes - _CRC_BYTES - section_start)
     return header, _File(file, section_start)
+
+
+def begins_as_patch(file: IO[bytes]) -> bool:
+    """Whether a file begins as a patch does; False for anything else."""
+    try:
+        reader = Reader(file.read(_FRONT_BYTES))
+        if bytes(reader.take(len(container.MAGIC))) != container.MAGIC:
+            return False
+        reader.byte()
+        reader.varint()
+        coded_size = reader.varint()
+        file.seek(reader.offset)
+        stored = file.read(min(coded_size // 2, _BLOCK_BYTES))
+    except FormatError:
+        return False
+    if coded_size % 2:
+        try:
+            stored = zlib.decompressobj().decompress(stored, 1)
+        except zlib.error:
+            return False
+    return stored[:1] == bytes((records.KIND,))
 
 
 def write_file(file: IO[bytes], header: Header, spools: Sequence[IO[bytes]]) -> None:
