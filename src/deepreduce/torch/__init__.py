@@ -12,6 +12,7 @@ from .hook import deepreduce_hook, noop_hook
 from .memory import TorchMemory
 from .state import DeepReduceState
 from .topology import AllGather, Server, Sharded
+from .weight_sync import SyncStats, WeightSync
 
 __all__ = [
     "AllGather",
@@ -22,7 +23,9 @@ __all__ = [
     "Sharded",
     "Stats",
     "StepStats",
+    "SyncStats",
     "TorchMemory",
+    "WeightSync",
     "allreduce_",
     "deepreduce_hook",
     "noop_hook",
