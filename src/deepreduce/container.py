@@ -30,7 +30,7 @@ DEFAULT_MAX_NUMEL = 2**28
 """Elements that a message may ask for by default: 1 GiB of float32."""
 
 _CRC_BYTES = 4
-_SINGLE, _NAMED_TENSORS = 0, 1
+_SINGLE, _NAMED_TENSORS, _PATCH = 0, 1, 2
 _MAX_HEADER_BYTES = 2**24
 _MAX_DIMENSIONS = 32
 _MAX_LAYOUTS = 4096
@@ -184,6 +184,8 @@ def _coded(stage: Stage, codec: object) -> bytes:
 
 def _read_header(reader: Reader, max_numel: int) -> tuple[Any, list[Any], list[tuple[int, int, int]]]:
     kind = reader.byte()
+    if kind == _PATCH:
+        raise CorruptError("this is a patch of weights, not a message of tensors: see deepreduce.weights")
     if kind not in (_SINGLE, _NAMED_TENSORS):
         raise CorruptError(f"message of kind {kind}, known are {_SINGLE} and {_NAMED_TENSORS}")
     layouts = [_read_layout(reader) for _ in range(reader.varint(limit=_MAX_LAYOUTS))]
