@@ -125,7 +125,6 @@ def test_tokens_round_trip(numbers):
     out = np.empty_like(given_numbers)
     assert tokens.join(found, packed, size_bits, np.uint64(2**64 - 1), out) == size_bits
     assert (out == given_numbers).all()
-    assert all(token < tokens.ALPHABET for token in found)
 
 
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 1000])

@@ -1,7 +1,7 @@
-"""Numbers as tokens of a small alphabet and extra bits: small numbers are their own token, larger ones are known to half an octave by theirs.
+"""Numbers as tokens of a byte and extra bits: small numbers are their own token, larger ones are known to a quarter of an octave by theirs.
 
-Numbers below 16 are tokens without extra bits. A larger one of n + 1 bits has the token ``16 + 2 * (n - 4)`` plus its second highest bit,
-and n - 1 extra bits.
+Numbers below 16 are tokens without extra bits. A larger one of n + 1 bits has the token ``16 + 4 * (n - 4)`` plus the two bits after its
+highest, and n - 2 extra bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from .vectors import leading_zeros
 Numbers = NDArray[np.uint64]
 Tokens = NDArray[np.uint8]
 
-ALPHABET = 16 + 2 * 60
 DIRECT = 16
 ENDS_EARLY = -1
 
@@ -30,13 +29,13 @@ def token_of(number: np.uint64) -> np.uint8:
     if number < np.uint64(DIRECT):
         return np.uint8(number)
     n = 63 - np.int64(leading_zeros(number))
-    return np.uint8(DIRECT + 2 * (n - 4) + np.int64(number >> np.uint64(n - 1) & _1))
+    return np.uint8(DIRECT + 4 * (n - 4) + np.int64(number >> np.uint64(n - 2) & np.uint64(3)))
 
 
 @inline
 def extra_bits(token: np.uint8) -> int:
     """How many bits follow a token."""
-    return 0 if token < DIRECT else (np.int64(token) - DIRECT >> 1) + 3
+    return 0 if token < DIRECT else (np.int64(token) - DIRECT >> 2) + 2
 
 
 @kernel
@@ -65,7 +64,7 @@ def pack_extras(numbers: Numbers, tokens: Tokens, words: Words) -> None:
 def join(tokens: Tokens, packed: Bytes, size_bits: int, limit: np.uint64, numbers: Numbers) -> int:
     """The inverse of `split` and `pack_extras`; returns the bits used, or `ENDS_EARLY`, also where a number is above `limit`.
 
-    Tokens are below `ALPHABET`; `packed` is `gaps.padded` and holds `size_bits`.
+    `packed` is `gaps.padded` and holds `size_bits`.
     """
     at, high = 0, np.uint64(0)
     for i in range(np.uint64(tokens.size)):
@@ -81,7 +80,7 @@ def join(tokens: Tokens, packed: Bytes, size_bits: int, limit: np.uint64, number
         if width > 56:
             low = low & ((_1 << np.uint64(32)) - _1) | load(packed, np.uint64(at + 32)) << np.uint64(32)
         at += width
-        lead = np.uint64(2 + (token & np.uint8(1))) << np.uint64(width)
+        lead = np.uint64(4 + (token & np.uint8(3))) << np.uint64(width)
         number = lead | low & ((_1 << np.uint64(width)) - _1)
         if number > limit:
             return ENDS_EARLY

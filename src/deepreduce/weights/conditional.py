@@ -17,7 +17,8 @@ from .tables import levels_of, read_levels, write_levels
 Positions = NDArray[np.uint32]
 Codes = NDArray[np.uint64]
 
-CONTEXTS = 6
+CONTEXTS = 12
+_TOKENS = 256
 _CLASSES = 256
 _TOP_LEVEL = 86
 _HAZARDS = np.array([0, *(round(2 ** (level / 4)) for level in range(1, _TOP_LEVEL + 1))], np.uint32)
@@ -56,7 +57,7 @@ class Model:
         lead = reader.varint(limit=_CLASSES)
         levels = np.concatenate([np.zeros(lead, np.uint8), read_levels(reader, _CLASSES - lead, _TOP_LEVEL)])
         first = reader.varint(limit=_CLASSES)
-        return cls(levels, first, tuple(read_levels(reader, kernels.tokens.ALPHABET) for _ in range(CONTEXTS)))
+        return cls(levels, first, tuple(read_levels(reader, _TOKENS) for _ in range(CONTEXTS)))
 
 
 def fit_hazards(totals: NDArray[np.int64], counts: NDArray[np.int64]) -> Model:
@@ -82,7 +83,7 @@ def encode(old: Array, kind: Kind, positions: Positions, codes: Codes) -> bytes:
     classes, counts = np.empty(positions.size, np.uint8), np.zeros((_CLASSES, 2), np.int64)
     kernels.hazard.count_changed(old, mask, shift, positions, tokens, classes, counts)
     model = fit_hazards(count_classes(old, kind), counts)
-    contexts, by_context = model.contexts[classes], np.zeros((CONTEXTS, kernels.tokens.ALPHABET), np.int64)
+    contexts, by_context = model.contexts[classes], np.zeros((CONTEXTS, _TOKENS), np.int64)
     kernels.rans.count(tokens, contexts, by_context)
     model = replace(model, tokens=tuple(map(levels_of, by_context)))
     starts, widths, escapes = (np.empty(positions.size, np.uint32) for _ in range(3))
@@ -108,6 +109,4 @@ def decode(section: Reader, old: Array, kind: Kind, count: int) -> tuple[Positio
     if kernels.hazard.decode(old, mask, shift, model.hazards, words, size, np.uint64(state), positions, classes):
         raise CorruptError(f"{size} words do not hold {count} changes of {old.size} weights exactly")
     tokens = symbols.read_stream(section, model.contexts[classes], model.tokens)
-    if count and int(tokens.max()) >= kernels.tokens.ALPHABET:
-        raise CorruptError(f"token {tokens.max()} of {kernels.tokens.ALPHABET}")
     return positions, symbols.join(tokens, section.rest(), limit=2 ** (8 * kind.itemsize) - 1)

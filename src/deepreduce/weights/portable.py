@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 from .. import kernels, registry
 from ..codec import IndexCodec
 from ..errors import ConfigError, CorruptError, VersionError
+from ..indices.rice import Rice
+from ..indices.rle import RLE
 from ..source import Space
 from ..wire import Reader, text, varint
 from .kinds import Kind
 from .symbols import read_numbers, write_numbers
+
+_DENSE = 0.5
+"""Above this share of changes Rice codes, which take a bit each at least, give way to the lengths of runs."""
 
 Positions = NDArray[np.uint32]
 Codes = NDArray[np.uint64]
@@ -53,7 +58,8 @@ def read_codec(reader: Reader) -> IndexCodec:
 def encode(codec: IndexCodec, size: int, positions: Positions, codes: Codes) -> bytes:
     """The changes of a group of `size` weights; there is one at least."""
     kept, space = positions.astype(np.int64), Space((size,))
-    chosen = codec.choose(kept, space)
+    dense = isinstance(codec, Rice) and positions.size > _DENSE * size
+    chosen = (RLE() if dense else codec).choose(kept, space)
     index_part, _ = chosen.encode(kept, space, 0)
     named = b"\x00" if chosen == codec else b"\x01" + write_codec(chosen)
     return b"".join([named, varint(len(index_part)), index_part, write_numbers(codes)])

@@ -31,26 +31,20 @@ def write_symbols(symbols: Symbols) -> bytes:
     return whole if len(whole) <= symbols.size else bytes((_RAW,)) + symbols.tobytes()
 
 
-def read_symbols(reader: Reader, count: int, alphabet: int = 256) -> Symbols:
-    """The inverse of `write_symbols`; every symbol is below `alphabet`."""
+def read_symbols(reader: Reader, count: int) -> Symbols:
+    """The inverse of `write_symbols`."""
     form = reader.byte()
     if form == _RAW:
-        symbols = reader.array("u1", count)
-        if symbols.size and int(symbols.max()) >= alphabet:
-            raise CorruptError(f"symbol {symbols.max()} of {alphabet}")
-        return symbols
+        return reader.array("u1", count)
     if form != _CODED:
         raise CorruptError(f"symbols of form {form}, known are {_RAW} and {_CODED}")
-    levels = read_levels(reader, alphabet)
+    levels = read_levels(reader, 256)
     used = np.flatnonzero(levels)
     if used.size < 2:
         if count and not used.size:
             raise CorruptError(f"no table for {count} symbols")
         return np.full(count, used[0] if used.size else 0, np.uint8)
-    symbols = read_stream(reader, np.zeros(count, np.uint8), [levels])
-    if symbols.size and int(symbols.max()) >= alphabet:
-        raise CorruptError(f"symbol {symbols.max()} of {alphabet}")
-    return symbols
+    return read_stream(reader, np.zeros(count, np.uint8), [levels])
 
 
 def write_stream(symbols: Symbols, contexts: Symbols, levels: Sequence[Symbols]) -> bytes:
@@ -112,7 +106,7 @@ def write_numbers(numbers: Numbers) -> bytes:
 
 def read_numbers(reader: Reader, count: int, limit: int) -> Numbers:
     """The inverse of `write_numbers`; it takes all that is left of the reader."""
-    tokens = read_symbols(reader, count, kernels.tokens.ALPHABET)
+    tokens = read_symbols(reader, count)
     return join(tokens, reader.rest(), limit)
 
 
