@@ -2,20 +2,23 @@
 
     python benchmarks/weights.py [--data FOLDER] [--out weights.csv] [--repeats 5] [--speed-only | --sizes-only]
 
-The data come from real training (`weights_data.py`, about ten minutes on one core at the first run, then kept in FOLDER). Every round trip is
-checked before anything is timed; the sides take turns, and the best time of each counts. Needs the zstandard package; bsdiff4 is used where it
-is installed.
+The data come from real training (`weights_data.py`, about ten minutes on one core at the first run, then kept in FOLDER). Every round
+trip is checked before anything is timed; the sides take turns, and the best time of each counts. Needs the zstandard package; bsdiff4, z4ai
+and the zstd program are used where they are installed.
 
-The peers are their formats, written in a few lines of numpy each: `vllm` (also verl and vime) is int32 positions and new values, `slime` (also
-miles and SkyRL) is XOR and zstd level 1, `nemo-rl` is uint16 gaps and XOR values with zstd level 1, `pcodec` is gaps and int16 steps by pcodec.
-None of them has checksums of weights; ours are timed with all their checks.
+The peers are their formats, written in a few lines of numpy each: `vllm` (also verl and vime) is int32 positions and new values, `slime`
+(also miles and SkyRL) is XOR and zstd level 1, `nemo-rl` is uint16 gaps and XOR values with zstd level 1, `pcodec` is gaps and int16 steps by
+pcodec. They check no weights; ours are timed with all their checks.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -121,15 +124,20 @@ def pcodec_decode(old: Patterns, parts: tuple[Any, ...]) -> Patterns:
     return out
 
 
-def patch_from_encode(old: Patterns, new: Patterns) -> tuple[Any, ...]:
-    parameters = zstandard.ZstdCompressionParameters.from_level(3, window_log=27, enable_ldm=True)
-    dictionary = zstandard.ZstdCompressionDict(old.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    return (zstandard.ZstdCompressor(dict_data=dictionary, compression_params=parameters).compress(new),)
+def patch_from_encode(old: Patterns, new: Patterns) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "old").write_bytes(old.tobytes())
+        Path(folder, "new").write_bytes(new.tobytes())
+        subprocess.run(["zstd", "-q", "-3", "--long=27", "--patch-from=old", "new", "-o", "patch"], cwd=folder, check=True)
+        return Path(folder, "patch").read_bytes()
 
 
-def patch_from_decode(old: Patterns, parts: tuple[Any, ...]) -> Patterns:
-    dictionary = zstandard.ZstdCompressionDict(old.tobytes(), dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    return np.frombuffer(zstandard.ZstdDecompressor(dict_data=dictionary, max_window_size=2**27).decompress(parts[0]), np.uint16)
+def patch_from_decode(old: Patterns, patch: bytes) -> Patterns:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "old").write_bytes(old.tobytes())
+        Path(folder, "patch").write_bytes(patch)
+        subprocess.run(["zstd", "-q", "-d", "--long=27", "--patch-from=old", "patch", "-o", "new"], cwd=folder, check=True)
+        return np.fromfile(Path(folder, "new"), np.uint16)
 
 
 def parts_bytes(parts: tuple[Any, ...]) -> int:
@@ -145,8 +153,17 @@ def peers(old: Patterns, new: Patterns, slow: bool) -> Iterator[Side]:
     yield peer("slime", slime_encode, slime_decode, old, new)
     yield peer("nemo-rl", nemo_encode, nemo_decode, old, new)
     yield peer("pcodec", pcodec_encode, pcodec_decode, old, new)
-    if slow:
-        yield peer("zstd --patch-from", patch_from_encode, patch_from_decode, old, new)
+    if slow and shutil.which("zstd"):
+        yield Side("zstd --patch-from", partial(patch_from_encode, old, new), partial(patch_from_decode, old), len)
+    if slow and find_spec("z4ai"):
+        import z4ai
+
+        yield Side(
+            "z4ai",
+            lambda: z4ai.compress_delta(new.tobytes(), old.tobytes(), dtype="bf16"),
+            lambda patch: np.frombuffer(z4ai.decompress_delta(patch, old.tobytes()), np.uint16),
+            len,
+        )
     if slow and find_spec("bsdiff4"):
         import bsdiff4
 
@@ -215,7 +232,14 @@ def speeds(folder: Path, repeats: int) -> Iterator[dict[str, object]]:
             trips = 2 if side_name.startswith("deepreduce ") else 1
             decode = f"{trips * before.nbytes / seconds[1][side_name] / 1e9:.2f}" if side_name in decoders else ""
             encode = f"{before.nbytes / seconds[0][side_name] / 1e9:.2f}"
-            yield {"what": "speed", "data": name, "changed": f"{changed:.4f}", "side": side_name, "encode GB/s": encode, "decode GB/s": decode}
+            yield {
+                "what": "speed",
+                "data": name,
+                "changed": f"{changed:.4f}",
+                "side": side_name,
+                "encode GB/s": encode,
+                "decode GB/s": decode,
+            }
 
 
 def there_and_back(base: dict[str, NDArray[Any]], there: bytes, back: bytes, threads: int) -> Callable[[], object]:

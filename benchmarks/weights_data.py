@@ -20,7 +20,7 @@ Weights = dict[str, NDArray[np.uint16]]
 
 WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 256, 8, 4, 128, 256
 PRETRAIN_STEPS, WARM_STEPS = 300, 8
-RATES = {"1%": 4e-7, "2.5%": 1e-6, "5%": 2.1e-6, "15%": 8e-6}
+RATES = {"1%": 3.5e-7, "2.5%": 1e-6, "5%": 2.4e-6, "15%": 1e-5}
 """About how many bfloat16 weights change in one step, and the learning rate that makes it so."""
 FINE_TUNE = "90%"
 
@@ -140,7 +140,9 @@ def make(folder: Path, seed: int = 0) -> None:
 
 
 def _save(folder: Path, name: str, old: Weights, new: Weights) -> None:
-    np.savez(folder / f"{name}.npz", **{f"old/{key}": array for key, array in old.items()}, **{f"new/{key}": array for key, array in new.items()})
+    np.savez(
+        folder / f"{name}.npz", **{f"old/{key}": array for key, array in old.items()}, **{f"new/{key}": array for key, array in new.items()}
+    )
 
 
 def pairs(folder: Path) -> Iterator[tuple[str, Weights, Weights]]:

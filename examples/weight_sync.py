@@ -2,7 +2,8 @@
 
     python examples/weight_sync.py [--syncs 50]
 
-The trainer fine-tunes a small byte-level GPT, with master weights in float32 and published weights in bfloat16. All ranks end with the same bits.
+The trainer fine-tunes a small byte-level GPT, with master weights in float32 and published weights in bfloat16. All ranks end with the
+same bits.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ def member(rank: int, folder: str, syncs: int, first: int, killed: int, back: in
         if rank == 0:
             full = f", a whole copy of {stats.full_bytes:,} to ranks {stats.full_ranks}" if stats.full_ranks else ""
             share = stats.dense_bytes / stats.patch_bytes if stats.patch_bytes else 1.0
-            print(f"sync {number}: loss {loss:.3f}, {stats.patch_bytes:,} bytes of {stats.dense_bytes:,} dense ({share:.0f}x){full}", flush=True)
+            print(
+                f"sync {number}: loss {loss:.3f}, {stats.patch_bytes:,} bytes of {stats.dense_bytes:,} dense ({share:.0f}x){full}",
+                flush=True,
+            )
     if rank == 0:
         print(f"{syncs} syncs, all bit-identical", flush=True)
     weights.close()

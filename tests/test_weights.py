@@ -1,5 +1,7 @@
 """Differences of weights are exact, small, and refused where they do not belong."""
 
+from itertools import pairwise
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -194,7 +196,7 @@ def test_folded_patches_do_what_all_do(mode):
     versions = models()
     versions[2]["new"] = np.arange(5, dtype=np.int8)
     del versions[2]["norm"]
-    patches = [weights.diff(old, new, mode=mode) for old, new in zip(versions, versions[1:], strict=False)]
+    patches = [weights.diff(old, new, mode=mode) for old, new in pairwise(versions)]
     folded = weights.fold(patches, versions[0])
     assert same_bits(weights.apply(versions[0], folded), versions[2])
     if mode == "portable":
@@ -216,7 +218,7 @@ def test_folding_tensors_that_come_and_go():
     a, b = {"w": np.arange(9, dtype=np.float32)}, {"w": np.arange(9, dtype=np.float32), "x": np.ones(3)}
     c, d = {"x": np.ones(3) * 2, "w": np.arange(9, dtype=np.float16)}, {"x": np.ones(3) * 2}
     versions = [a, b, c, d]
-    patches = [weights.diff(old, new, mode="portable") for old, new in zip(versions, versions[1:], strict=False)]
+    patches = [weights.diff(old, new, mode="portable") for old, new in pairwise(versions)]
     for start in range(4):
         for stop in range(start + 1, 4):
             assert same_bits(weights.apply(versions[start], weights.fold(patches[start:stop])), versions[stop])

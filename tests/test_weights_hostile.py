@@ -83,5 +83,5 @@ def test_a_message_of_gradients_is_no_patch():
     blob = dr.encode(np.ones(16, np.float32), "dense")
     with pytest.raises(dr.FormatError, match="kind 0"):
         weights.apply(OLD, blob)
-    with pytest.raises(dr.FormatError, match="deepreduce.weights"):
+    with pytest.raises(dr.FormatError, match=r"see deepreduce\.weights"):
         dr.decode(PATCHES["portable"])

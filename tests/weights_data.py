@@ -31,5 +31,6 @@ def models(seed: int = 0) -> list[dict[str, np.ndarray]]:
 def same_bits(left, right) -> bool:
     """Whether two models are equal, bit for bit."""
     return left.keys() == right.keys() and all(
-        (left[name].dtype, left[name].shape, left[name].tobytes()) == (right[name].dtype, right[name].shape, right[name].tobytes()) for name in left
+        (left[name].dtype, left[name].shape, left[name].tobytes()) == (right[name].dtype, right[name].shape, right[name].tobytes())
+        for name in left
     )

@@ -250,6 +250,7 @@ def squeeze(header: bytes) -> tuple[bytes, bool]:
 
 
 def inflate(deflated: memoryview) -> bytes:
+    """The inverse of `squeeze`, for a header that it deflated."""
     engine = zlib.decompressobj()
     try:
         header = engine.decompress(deflated, _MAX_HEADER_BYTES)

@@ -17,6 +17,7 @@ from . import output
 from .arguments import positive
 
 if TYPE_CHECKING:
+    from ..weights.api import Mode
     from ..weights.files import Progress as Advance
     from ..weights.records import Header, TensorRecord
 
@@ -42,7 +43,7 @@ def add(commands: Any) -> None:
     patch = commands.add_parser(
         "patch",
         help="apply patches to a checkpoint",
-        description="Write the checkpoint that patches make of OLD, in the layout of OLD. Base and result are checked; NEW appears whole or not.",
+        description="Write the checkpoint that patches make of OLD, in the layout of OLD. Base and result are checked.",
         epilog="example: deepreduce patch step-100/ 100-200.patch step-200/",
     )
     patch.add_argument("old", type=Path, metavar="OLD", help="checkpoint that the first patch was made from")
@@ -89,7 +90,7 @@ def run_diff(args: argparse.Namespace) -> None:
     """Compare two checkpoints, and say what changed."""
     from ..weights import files
 
-    mode = "portable" if args.portable else "conditional"
+    mode: Mode = "portable" if args.portable else "conditional"
     with _bar("comparing", files.dense_bytes(args.new)) as advance:
         header = files.diff_files(
             args.old, args.new, args.target, mode=mode, index=args.index, after=args.after, threads=args.threads, progress=advance

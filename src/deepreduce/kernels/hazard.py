@@ -1,8 +1,8 @@
 """Which elements changed, coded with what the reader knows of each: a class, and how often elements of this class change.
 
 Every element has a hazard, that of its class: the negative logarithm of the chance that it does not change. Add them up along the array,
-from zero after every change, and the sum at which the next change comes is distributed as 2**-sum, whatever the classes are. So one number per
-change is coded, whose interval is as wide as the element is likely, and all that is done for an unchanged element is one addition.
+from zero after every change, and the sum at which the next change comes is distributed as 2**-sum, whatever the classes are. So one number
+per change is coded, whose interval is as wide as the element is likely, and all that is done for an unchanged element is one addition.
 
 Hazards are integers: OCTAVE of them halve the chance that nothing changed yet. Where the sum passes LIMIT an escape is coded and LIMIT
 subtracted. Intervals go through one rANS state of 64 bits with words of 32 bits.
@@ -52,7 +52,7 @@ _0, _1, _8, _32 = np.uint64(0), np.uint64(1), np.uint64(8), np.uint64(32)
 
 
 @inline
-def chance(hazard: int) -> int:
+def chance(hazard: Any) -> Any:
     """The chance, in units of 2**-CHANCE_BITS, that a change comes before the sum is `hazard`; strictly increasing from 0 to LIMIT."""
     segment = (hazard & (OCTAVE - 1)) >> (OCTAVE_BITS - _SEGMENT_BITS)
     high, low = _CHANCES[segment], _CHANCES[segment + 1]
@@ -61,7 +61,7 @@ def chance(hazard: int) -> int:
 
 
 @inline
-def guess(slot: int) -> int:
+def guess(slot: Any) -> Any:
     """A hazard that is not above any whose `chance` is `slot`, and close to it; `slot` is below that of LIMIT."""
     still = _ONE - slot
     octaves = np.int64(leading_zeros(np.uint64(still - 1))) - (64 - CHANCE_BITS)
@@ -132,7 +132,8 @@ def intervals(
                 running = np.uint32(running + hazards[class_of(patterns[first + i], mask, shift)])
             total = np.uint64(running)
         reached = base + np.uint64(sums[at - first])
-        before, hazard, skipped = np.int64(reached - origin), np.int64(hazards[classes[k]]), 0
+        before, hazard = np.int64(reached - origin), np.int64(hazards[classes[k]])
+        skipped: Any = 0
         origin = reached + np.uint64(hazards[classes[k]])
         if before >= LIMIT:
             skipped = before // LIMIT
@@ -175,9 +176,7 @@ def encode(starts: Numbers, widths: Numbers, escapes: Numbers, words: NDArray[np
 
 
 @inline
-def _fill(
-    patterns: Patterns, mask: np.uint64, shift: np.uint64, hazards: Hazards, first: np.uint64, each: Numbers, sums: Numbers
-) -> None:
+def _fill(patterns: Patterns, mask: np.uint64, shift: np.uint64, hazards: Hazards, first: np.uint64, each: Numbers, sums: Numbers) -> None:
     """The hazards of a tile of elements and the sums of its blocks; 0 for what lies after the last element."""
     size = min(np.uint64(patterns.size) - first, np.uint64(_TILE))
     whole = size // np.uint64(_BLOCK)
@@ -228,7 +227,7 @@ def decode(
     first, block, blocks = _0, _0, np.uint64(_TILE // _BLOCK)
     if numel:
         _fill(patterns, mask, shift, hazards, first, each, sums)
-    before = 0  # the sum at the start of the block, of which that up to the last change is subtracted
+    before: Any = 0  # the sum at the start of the block, of which that up to the last change is subtracted
     for k in range(np.uint64(positions.size)):
         slot = np.int64(state & slots)
         while slot >= _ESCAPE:
@@ -240,7 +239,7 @@ def decode(
                 state = state << _32 | np.uint64(words[used])
                 used += _1
             slot = np.int64(state & slots)
-        left = guess(slot) - before
+        left: Any = guess(slot) - before
         while True:
             while block == blocks or np.int64(sums[block]) <= left:
                 if block == blocks:
@@ -253,7 +252,9 @@ def decode(
                     left -= np.int64(sums[block])
                     before += np.int64(sums[block])
                     block += _1
-            inside, reached, part = block * np.uint64(_BLOCK), 0, 0
+            inside: Any = block * np.uint64(_BLOCK)
+            reached: Any = 0
+            part: Any = 0
             for j in range(np.uint64(_BLOCK)):
                 part += np.int64(each[block * np.uint64(_BLOCK) + j])
                 passed = part <= left

@@ -44,21 +44,21 @@ def encode(symbols: Symbols, contexts: Contexts, frequencies: Frequencies, state
     states[:] = LOWEST
     at = words.size
     for i in range(symbols.size - 1, -1, -1):
-        symbol, context = np.uint64(symbols[i]), np.uint64(contexts[i])
-        frequency = frequencies[context, symbol]
+        coded, within = np.uint64(symbols[i]), np.uint64(contexts[i])
+        frequency = frequencies[within, coded]
         state = states[i & 3]
         if np.uint64(state) >= np.uint64(frequency) << np.uint64(32 - TOTAL_BITS):
             at -= 1
             words[at] = np.uint16(state)
             state = np.uint32(state >> np.uint32(16))
         quotient = np.uint32(state // frequency)
-        states[i & 3] = np.uint32((quotient << np.uint32(TOTAL_BITS)) + np.uint32(state - quotient * frequency) + starts[context, symbol])
+        states[i & 3] = np.uint32((quotient << np.uint32(TOTAL_BITS)) + np.uint32(state - quotient * frequency) + starts[within, coded])
     return at
 
 
 @kernel
 def table_of(frequencies: Frequencies) -> NDArray[np.uint32]:
-    """For every context and slot its symbol (bits 0 to 7), the frequency of that (8 to 19) and the place of the slot in its range (20 to 31)."""
+    """For every context and slot its symbol (bits 0 to 7), its frequency (8 to 19) and the place of the slot in its range (20 to 31)."""
     table, slot = np.empty(TOTAL * frequencies.shape[0], np.uint32), 0
     for context in range(frequencies.shape[0]):
         for symbol in range(frequencies.shape[1]):
@@ -117,4 +117,4 @@ def decode(words: Words, size: int, table: NDArray[np.uint32], contexts: Context
         i += one
     if a != lowest or b != lowest or c != lowest or d != lowest or at != last:
         return WRONG_END
-    return np.int64(at)
+    return int(np.int64(at))

@@ -1,7 +1,7 @@
 """Where two arrays of bit patterns differ, and by how many steps.
 
-Patterns are unsigned integers of 8 to 64 bits. The key of a pattern orders numbers as their values do: for floats, `flip` is the mask of all
-bits but the sign, for integers it is 0. A step is the difference of two keys, modulo the width of the pattern. It travels as
+Patterns are unsigned integers of 8 to 64 bits. The key of a pattern orders numbers as their values do: for floats, `flip` is the mask of
+all bits but the sign, for integers it is 0. A step is the difference of two keys, modulo the width of the pattern. It travels as
 ``2 * (abs(step) - 1) + (step < 0)``, its code, so that small steps are small numbers.
 """
 
@@ -66,7 +66,7 @@ def find(old: Patterns, new: Patterns, flip: np.uint64, positions: Positions, co
             positions[count] = np.uint32(at)
             codes[count] = code_of(np.uint64(old[at]), np.uint64(new[at]), flip, top, mask)
             count += _1
-    return np.int64(count)
+    return int(np.int64(count))
 
 
 @kernel
@@ -92,12 +92,12 @@ def move_back(patterns: Patterns, positions: Positions, codes: Codes, flip: np.u
 @kernel
 def narrow(positions: NDArray[np.int64], size: int, out: Positions) -> bool:
     """Copy positions to 32 bits; False where they do not increase from 0 or more to below `size`."""
-    before, fine = np.int64(-1), True
+    before, fine = np.int64(-1), np.bool_(True)
     for i in range(np.uint64(positions.size)):
         fine &= positions[i] > before
         before = positions[i]
         out[i] = np.uint32(before)
-    return fine and before < size
+    return bool(fine and before < size)
 
 
 @kernel
@@ -107,8 +107,8 @@ def first_unequal(old: Patterns, new: Patterns) -> int:
     whole = size - size % _LANES
     for block in range(_0, whole, _LANES):
         if unequal(old, new, block):
-            return np.int64(block)
+            return int(np.int64(block))
     for at in range(whole, size):
         if old[at] != new[at]:
-            return np.int64(at)
+            return int(np.int64(at))
     return old.size

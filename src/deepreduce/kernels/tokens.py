@@ -35,7 +35,7 @@ def token_of(number: np.uint64) -> np.uint8:
 @inline
 def extra_bits(token: np.uint8) -> int:
     """How many bits follow a token."""
-    return 0 if token < DIRECT else (np.int64(token) - DIRECT >> 2) + 2
+    return 0 if token < DIRECT else int(np.int64(token) - DIRECT >> 2) + 2
 
 
 @kernel

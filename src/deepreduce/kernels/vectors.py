@@ -20,7 +20,7 @@ def _unequal(typing: Any, left: Any, right: Any, at: Any) -> Any:
         lanes = ir.VectorType(context.get_data_type(left.dtype), LANES)
 
         def load(kind: Any, argument: Any) -> Any:
-            array = make_array(kind)(context, builder, argument)
+            array = make_array(kind)(context, builder, argument)  # type: ignore[no-untyped-call]
             pointer = builder.bitcast(builder.gep(array.data, [arguments[2]]), lanes.as_pointer())
             loaded = builder.load(pointer)
             loaded.align = 1

@@ -48,7 +48,7 @@ class WeightSync:
     """Keeps the weights of a group equal to those of one rank, bit for bit.
 
     `model` is a module or a mapping of names to tensors, of any dtype that `deepreduce.weights` takes; tensors on a device go over host
-    memory. The rank `source` calls `push`, all others call `pull`, once per sync. A receiver that is new, behind or changed gets a whole copy.
+    memory. The rank `source` calls `push`, all others call `pull`, once per sync. A receiver that is new or behind gets a whole copy.
 
     >>> model = torch.nn.Linear(2, 2)
     >>> sync = WeightSync(model)  # no process group: there is nobody to send to
@@ -78,7 +78,7 @@ class WeightSync:
         return max(self._version, 0)
 
     def rejoin(self, group: dist.ProcessGroup | None) -> None:
-        """Use another process group from now on, after members came or went. All its members must call it, or build a `WeightSync` on it."""
+        """Use another process group from now on, after members came or went. All its members call it, or build a `WeightSync` on it."""
         self.close()
         if not dist.is_initialized():
             self.rank, self.size = 0, 1
@@ -125,7 +125,8 @@ class WeightSync:
     def pull(self) -> SyncStats:
         """Receive what the source pushes and apply it, verified. For receivers only.
 
-        Where the weights here are not those of the last sync, `WrongBaseError` is raised, nothing is changed, and the next sync brings a whole copy.
+        Where the weights here are not those of the last sync, `WrongBaseError` is raised, nothing is changed, and the next sync brings a
+        whole copy.
         """
         if self.rank == self._source:
             raise InputError(f"rank {self.rank} is the source: it pushes")
@@ -150,13 +151,13 @@ class WeightSync:
     def _apply(self, views: Mapping[str, tuple[torch.Tensor, Array]], patch: Array | None, full: Array | None) -> None:
         arrays = {name: array for name, (_, array) in views.items()}
         if full is None:
-            weights.apply_(arrays, patch if patch is not None else b"")
+            weights.apply_(arrays, patch.data if patch is not None else b"")
         else:
-            whole = weights.apply({}, full, max_numel=sum(array.size for array in arrays.values()))
+            whole = weights.apply({}, full.data, max_numel=sum(array.size for array in arrays.values()))
             _check_same(arrays, whole)
             for name, array in whole.items():
                 arrays[name][...] = array
-        for name, (tensor, array) in views.items():
+        for tensor, array in views.values():
             if not _shares(tensor, array):
                 with torch.no_grad():
                     tensor.copy_(_to_tensor(array, tensor.dtype))

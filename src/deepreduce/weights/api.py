@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -30,8 +31,8 @@ Mode = Literal["conditional", "portable"]
 class TensorPatch(NamedTuple):
     """What a portable patch does to one tensor.
 
-    Of a changed tensor, `indices` are flat and increasing, and `steps` say by how many representable values each moves, as signed integers of
-    the width of the dtype. `values` are all elements of a tensor that travels whole, in its shape. Both are empty for a removed tensor.
+    Of a changed tensor, `indices` are flat and increasing, and `steps` say by how many representable values each moves, as signed integers
+    of the width of the dtype. `values` are all elements of a tensor that travels whole, in its shape. Both are empty for a removed tensor.
     """
 
     name: str
@@ -80,7 +81,7 @@ def _codec(mode: str, index: str) -> Any:
 def apply(
     old: Mapping[str, Array], patch: Buffer | Sequence[Buffer], *, threads: int | None = None, max_numel: int = DEFAULT_MAX_NUMEL
 ) -> dict[str, Array]:
-    """Return the weights after a patch, or after several that follow one another. `old` is not changed, and shares no memory with the result.
+    """Return the weights after a patch, or after several that follow one another. `old` is not changed, and shares no memory with them.
 
     `WrongBaseError` where `old` is not what the patch was made from.
 
@@ -149,7 +150,7 @@ def _decode_all(patch: Patch, source: Source, threads: int) -> list[Changes]:
     with Lanes[list[Changes]](threads, changes.extend) as lanes:
         for number, group in enumerate(patch.groups):
             old = [source.read(tensors[piece.tensor].name, piece.start, piece.stop) for piece in group]
-            lanes.run(lambda number=number, old=old: patch.decode_group(number, old))
+            lanes.run(partial(patch.decode_group, number, old))
     return changes
 
 
@@ -190,8 +191,8 @@ def verify(tensors: Mapping[str, Array], patch: Buffer, *, threads: int | None =
 def patches(patch: Buffer, *, max_numel: int = DEFAULT_MAX_NUMEL) -> Iterator[TensorPatch]:
     """Yield what a portable patch does, tensor by tensor, without the old weights; unchanged tensors are left out.
 
-    For receivers that apply it on a device: view the float weights as integers, make ordered keys of them (all bits but the sign are flipped
-    where the sign is set), add the steps, and turn them back.
+    For receivers that apply it on a device: view the float weights as integers, make ordered keys of them (all bits but the sign are
+    flipped where the sign is set), add the steps, and turn them back.
 
     >>> import numpy as np
     >>> old, new = {"w": np.float32([1, 2])}, {"w": np.nextafter(np.float32([1, 2]), np.float32([1, 0]))}

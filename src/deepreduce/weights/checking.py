@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Literal
 
 from ..errors import WrongBaseError
@@ -36,7 +37,9 @@ def state_of(header: Header, found: Sequence[Entry]) -> State:
         return "result"
     if actual[:MARK_BYTES] in header.history:
         behind = header.history.index(actual[:MARK_BYTES]) + 1
-        raise WrongBaseError("out of order", f"the weights are {behind} version(s) before the base of this patch: apply what is missing first")
+        raise WrongBaseError(
+            "out of order", f"the weights are {behind} version(s) before the base of this patch: apply what is missing first"
+        )
     raise _explained(header, found)
 
 
@@ -48,7 +51,7 @@ def check_base(header: Header, found: Sequence[Entry]) -> None:
 
 def check_chain(headers: Sequence[Header]) -> None:
     """Refuse patches that do not follow one another."""
-    for number, (before, after) in enumerate(zip(headers, headers[1:], strict=False), 1):
+    for number, (before, after) in enumerate(pairwise(headers), 1):
         if after.base != before.result:
             raise WrongBaseError("out of order", f"patch {number + 1} is not made from the result of patch {number}")
 
@@ -64,8 +67,12 @@ def _explained(header: Header, found: Sequence[Entry]) -> WrongBaseError:
         return WrongBaseError("wrong base", "a tensor has another shape or dtype than the base")
     touched = [record for record in differ if record.action == Action.CHANGED and record.result_check == here[record.name][2]]
     if len(touched) == len(differ):
-        return WrongBaseError("applied in part", f"{len(touched)} of {sum(r.action == Action.CHANGED for r in base.values())} changed tensors")
-    return WrongBaseError("wrong base", f"tensor {differ[0].name!r}{_and_more(len(differ))} of {len(base)} differs from the base of this patch")
+        return WrongBaseError(
+            "applied in part", f"{len(touched)} of {sum(r.action == Action.CHANGED for r in base.values())} changed tensors"
+        )
+    return WrongBaseError(
+        "wrong base", f"tensor {differ[0].name!r}{_and_more(len(differ))} of {len(base)} differs from the base of this patch"
+    )
 
 
 def _differs(record: TensorRecord, kind: object, shape: object, check: bytes) -> bool:

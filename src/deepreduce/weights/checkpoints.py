@@ -133,9 +133,9 @@ class Npz:
 
 def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[Kind, Shape]:
     with archive.open(name) as member:
-        version = np.lib.format.read_magic(member)  # type: ignore[no-untyped-call]
+        version = np.lib.format.read_magic(member)
         reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = reader(member)  # type: ignore[no-untyped-call]
+        shape, _, dtype = reader(member)
     return kind_of(_BF16 if dtype == np.dtype("V2") else dtype, name), tuple(shape)
 
 

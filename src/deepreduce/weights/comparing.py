@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -97,6 +98,10 @@ def encode_group(pairs: list[tuple[Array, Array]], kind: Kind, codec: IndexCodec
     return counts, conditional.encode(old, kind, positions, codes)
 
 
+def _unchanged(piece: Piece) -> tuple[list[Piece], list[int], bytes]:
+    return [piece], [0], b""
+
+
 @dataclass(eq=False)
 class Comparison:
     """The walk over both versions. `records` are complete when `run` is done."""
@@ -157,7 +162,7 @@ class Comparison:
         if self._together and not fits(self.records, self._together, record):
             self._close_group()
         for piece in equal:
-            self._lanes.run(lambda piece=piece: ([piece], [0], b""))
+            self._lanes.run(partial(_unchanged, piece))
 
     def _add_to_group(self, record: TensorRecord, piece: Piece, old: Array, new: Array) -> None:
         self._together.append(piece)

@@ -37,7 +37,7 @@ class SpoolSink:
     """Sections in two temporary files, which stay in memory as long as they are small."""
 
     def __init__(self, folder: Path) -> None:
-        self.spools = [tempfile.SpooledTemporaryFile(_SPOOLED_BYTES, dir=folder) for _ in range(2)]
+        self.spools = [tempfile.SpooledTemporaryFile(_SPOOLED_BYTES, dir=str(folder)) for _ in range(2)]  # noqa: SIM115: see `close`
 
     def group(self, section: bytes) -> None:
         """The next group."""
@@ -181,7 +181,9 @@ def verify_files(path: Path, patch: Path, *, progress: Progress = _silent) -> St
         return state_of(opened.header, entries(open_checkpoint(path), 1, progress))
 
 
-def fold_files(paths: Sequence[Path], target: Path, base: Path | None = None, *, mode: Mode | None = None, threads: int | None = None) -> Header:
+def fold_files(
+    paths: Sequence[Path], target: Path, base: Path | None = None, *, mode: Mode | None = None, threads: int | None = None
+) -> Header:
     """Write one patch that does what these do one after the other. Returns its header."""
     source = None if base is None else open_checkpoint(base)
     with open_patches(paths) as opened, _sink(target) as sink:

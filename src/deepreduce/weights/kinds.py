@@ -68,7 +68,7 @@ KINDS = (
     _integer(14, "uint64"),
     _integer(15, "bool"),
 )
-"""All dtypes by their code in a patch. The class of a float is its exponent (the upper 8 bits of it for float64), integers have one class."""
+"""All dtypes by their code in a patch. The class of a float is its exponent (for float64, the upper 8 bits of it); integers have one."""
 
 
 @cache

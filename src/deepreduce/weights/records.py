@@ -198,7 +198,7 @@ def _read_tensor(reader: Reader) -> TensorRecord:
     shape = tuple(reader.varint() for _ in range(reader.varint(limit=_MAX_DIMENSIONS)))
     record = TensorRecord(name, kind, shape, Action(code))
     number = -(-record.numel // GROUP)
-    if record.numel >= 2**56 or number > reader.remaining and record.action not in (Action.UNCHANGED, Action.REMOVED):
+    if record.numel >= 2**56 or (number > reader.remaining and record.action not in (Action.UNCHANGED, Action.REMOVED)):
         raise CorruptError(f"tensor {name!r} of {record.numel} elements, of which {reader.remaining} bytes cannot tell")
     if record.in_base:
         record.base_check = bytes(reader.take(CHECK_BYTES))

@@ -1,7 +1,7 @@
 """Differences in the directory layout of slime (and of miles and SGLang's ``/pull_weights``): one folder per version.
 
-A folder ``weight_v000007`` holds safetensors files with one U8 tensor per changed tensor, the checksums of the new tensors as their metadata,
-and an index whose metadata say which version this is, what it follows, and how the tensors are coded. Ours have ``compression_format``
+A folder ``weight_v000007`` holds safetensors files with one U8 tensor per changed tensor, the checksums of the new tensors as their
+metadata, and an index whose metadata say which version this is, what it follows, and how the tensors are coded. Ours have ``compression_format``
 ``deepreduce``; those of slime itself are read and written too: XOR or overwritten bytes, compressed by zstd. Read from slime's
 source (``update_weight_from_disk_delta.py`` and ``disk_delta.py``, 2026-07), not run against it.
 """
@@ -47,7 +47,11 @@ def write_version(
         if old[name].shape != new[name].shape or old[name].dtype != new[name].dtype:
             raise InputError(f"slime's layout has no way to change the shape or dtype of tensor {name!r}")
         if not np.array_equal(before, after):
-            part = diff({name: old[name]}, {name: new[name]}) if compression == "deepreduce" else _zstd().ZstdCompressor(1).compress(before ^ after)
+            part = (
+                diff({name: old[name]}, {name: new[name]})
+                if compression == "deepreduce"
+                else _zstd().ZstdCompressor(1).compress(before ^ after)
+            )
             coded[name] = np.frombuffer(part, np.uint8)
             checksums[name] = digest(after).hex()
     target = folder / f"weight_v{version:06d}"
@@ -110,7 +114,7 @@ def _decoded(
     coded, before = file.read(name, 0, int(np.prod(file.describe(name)[1]))), flat[name].view("u1")
     form = metadata.get("compression_format"), metadata.get("delta_encoding")
     if form[0] == "deepreduce":
-        after = _bytes(apply({name: tensors[name]}, coded)[name], name)
+        after = _bytes(apply({name: tensors[name]}, coded.data)[name], name)
     elif form == ("zstd", "xor"):
         after = before ^ _inflated(coded, before.size, before.size)
     elif form == ("zstd", "overwrite"):
