@@ -78,9 +78,10 @@ class DeepReduce:
         """
         return encode_many(lambda name, source: self, gradients, seed)
 
-    def record(self, source: Source, seed: int) -> Record:
-        """The walk: a gradient as part of a message."""
-        selected = as_support(self.sparsifier.select(source, seed), source.numel)
+    def record(self, source: Source, seed: int, selected: Support | None = None) -> Record:
+        """The walk: a gradient as part of a message. Nothing is selected where that was done before."""
+        if selected is None:
+            selected = as_support(self.sparsifier.select(source, seed), source.numel)
         index = self.index.choose(selected, source.space)
         index_part, announced = index.encode(selected, source.space, seed)
         support = as_support(announced, source.numel)
@@ -90,6 +91,24 @@ class DeepReduce:
         index_part, order_part = index.attach(index_part, support, order, source.space)
         layout = layout_of((self.sparsifier, index, value))
         return Record(source.space.shape, source.dtype, support.nnz, layout, index_part, order_part, value_part)
+
+
+def encode_batch(
+    codecs: Sequence[DeepReduce],
+    sources: Sequence[Source],
+    seeds: Sequence[int],
+    selected: Sequence[Support | None] | None = None,
+) -> list[Record]:
+    """Encode many gradients, each by its codec and with its seed; `selected` has the supports of those that were selected before.
+
+    >>> import numpy as np
+    >>> sources = [as_source(np.float32([1, -4, 2])), as_source(np.float32([0, 3]))]
+    >>> [record.nnz for record in encode_batch([parse("topr:2/raw/raw"), parse("nonzero/raw/raw")], sources, [7, 8])]
+    [2, 1]
+    """
+    supports = [None] * len(sources) if selected is None else selected
+    batch = zip(codecs, sources, seeds, supports, strict=True)
+    return [codec.record(source, seed, support) for codec, source, seed, support in batch]
 
 
 def parse(spec: str) -> DeepReduce:
@@ -189,7 +208,19 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_ten
     >>> dr.decode_many_sparse(dr.parse("nonzero/raw/raw").encode_many({"w": np.float32([0, 2])}))["w"].indices
     array([1])
     """
-    return {name: restore(record) for name, record in read_named(blob, max_numel, max_tensors).items()}
+    records = read_named(blob, max_numel, max_tensors)
+    return dict(zip(records, decode_batch(list(records.values())), strict=True))
+
+
+def decode_batch(records: Sequence[Record], space_of: Callable[[Shape], Space] = Space) -> list[SparseTensor]:
+    """Decode many tensors. An adapter gives the space in which its device enumerates positions.
+
+    >>> import numpy as np
+    >>> records = encode_batch([parse("nonzero/rice/raw")] * 2, [as_source(np.float32([0, 3])), as_source(np.float32([4, 0]))], [0, 0])
+    >>> [tensor.to_dense().tolist() for tensor in decode_batch(records)]
+    [[0.0, 3.0], [4.0, 0.0]]
+    """
+    return [restore(record, space_of) for record in records]
 
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
