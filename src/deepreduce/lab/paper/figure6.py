@@ -84,7 +84,7 @@ def _p0_volume(scale: Scale, found: Runs) -> Finding:
         f"{', '.join(f'{volume:.4f} at {fpr:g}' for fpr, volume in volumes)}; plain Top-r {plain:.4f}; the volumes cross near "
         f"{crossing(volumes, plain):.4f}, where the paper has {printed.P0_CROSSING_FPR}"
     )
-    claim = "BF-P0 sends more with higher FPR and, above 0.004, more than the sparse input."
+    claim = "BF-P0 sends more with higher FPR and, if it is high enough, more than the sparse input."
     return Finding(claim, printed.P0_CROSSING_FPR.section, decided(grows and crosses), f"{evidence}.")
 
 
