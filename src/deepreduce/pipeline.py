@@ -97,18 +97,26 @@ def encode_batch(
     codecs: Sequence[DeepReduce],
     sources: Sequence[Source],
     seeds: Sequence[int],
-    selected: Sequence[Support | None] | None = None,
+    names: Sequence[str],
+    selected: Sequence[Support | None],
 ) -> list[Record]:
     """Encode many gradients, each by its codec and with its seed; `selected` has the supports of those that were selected before.
 
+    An error names the gradient.
+
     >>> import numpy as np
     >>> sources = [as_source(np.float32([1, -4, 2])), as_source(np.float32([0, 3]))]
-    >>> [record.nnz for record in encode_batch([parse("topr:2/raw/raw"), parse("nonzero/raw/raw")], sources, [7, 8])]
+    >>> codecs = [parse("topr:2/raw/raw"), parse("nonzero/raw/raw")]
+    >>> [record.nnz for record in encode_batch(codecs, sources, [7, 8], ["a", "b"], [None, None])]
     [2, 1]
     """
-    supports = [None] * len(sources) if selected is None else selected
-    batch = zip(codecs, sources, seeds, supports, strict=True)
-    return [codec.record(source, seed, support) for codec, source, seed, support in batch]
+    records = []
+    for codec, source, seed, name, support in zip(codecs, sources, seeds, names, selected, strict=True):
+        try:
+            records.append(codec.record(source, seed, support))
+        except DeepReduceError as error:
+            raise type(error)(f"{name}: {error}") from error
+    return records
 
 
 def parse(spec: str) -> DeepReduce:
@@ -212,15 +220,21 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_ten
     return dict(zip(records, decode_batch(list(records.values())), strict=True))
 
 
-def decode_batch(records: Sequence[Record], space_of: Callable[[Shape], Space] = Space) -> list[SparseTensor]:
-    """Decode many tensors. An adapter gives the space in which its device enumerates positions.
+def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
+    """Decode many tensors, each in the space in which its device enumerates positions; an error names the tensor.
 
     >>> import numpy as np
-    >>> records = encode_batch([parse("nonzero/rice/raw")] * 2, [as_source(np.float32([0, 3])), as_source(np.float32([4, 0]))], [0, 0])
-    >>> [tensor.to_dense().tolist() for tensor in decode_batch(records)]
-    [[0.0, 3.0], [4.0, 0.0]]
+    >>> records = encode_batch([parse("nonzero/rice/raw")], [as_source(np.float32([0, 3]))], [0], ["w"], [None])
+    >>> decode_batch(records, [Space], ["w"])[0].to_dense()
+    array([0., 3.], dtype=float32)
     """
-    return [restore(record, space_of) for record in records]
+    tensors = []
+    for record, space_of, name in zip(records, spaces_of, names, strict=True):
+        try:
+            tensors.append(restore(record, space_of))
+        except FormatError as error:
+            raise type(error)(f"{name}: {error}") from error
+    return tensors
 
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
@@ -267,28 +281,3 @@ def read_named(blob: Buffer, max_numel: int, max_tensors: int = DEFAULT_MAX_TENS
     if whole.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")
     return dict(zip(whole.names, whole.records, strict=True))
-
-
-# Many tensors of one message
-
-
-def encode_batch(codecs: Sequence[DeepReduce], sources: Sequence[Source], seeds: Sequence[int], names: Sequence[str]) -> list[Record]:
-    """Return the records of many tensors, each by its own codec and seed; an error names the tensor."""
-    records = []
-    for codec, source, seed, name in zip(codecs, sources, seeds, names, strict=True):
-        try:
-            records.append(codec.record(source, seed))
-        except DeepReduceError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return records
-
-
-def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
-    """Return the tensors of many records; an error names the tensor."""
-    tensors = []
-    for record, space_of, name in zip(records, spaces_of, names, strict=True):
-        try:
-            tensors.append(restore(record, space_of))
-        except FormatError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return tensors

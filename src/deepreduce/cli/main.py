@@ -20,6 +20,7 @@ examples:
   deepreduce codecs
   deepreduce diff step-100/ step-200/ 100-200.patch
   deepreduce patch step-100/ 100-200.patch step-200/
+  deepreduce paper figure10 --report out
 
 exit codes: 0 done, 1 a file or tensor cannot be used, 2 wrong arguments or spec, 3 not a valid message
 """
