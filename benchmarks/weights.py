@@ -7,8 +7,8 @@ trip is checked before anything is timed; the sides take turns, and the best tim
 and the zstd program are used where they are installed.
 
 The peers are their formats, written in a few lines of numpy each: `vllm` (also verl and vime) is int32 positions and new values, `slime`
-(also miles and SkyRL) is XOR and zstd level 1, `nemo-rl` is uint16 gaps and XOR with zstd level 1, `pcodec` is gaps and int16 steps by
-pcodec. They check no weights; ours are timed with all their checks.
+(also miles and SkyRL) is XOR and zstd level 1, `nemo-rl` is uint16 gaps and XOR values with zstd level 1, `pcodec` is gaps and int16 steps
+by pcodec. They check no weights; ours are timed with all their checks.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class SpoolSink:
     """Sections in two temporary files, which stay in memory as long as they are small."""
 
     def __init__(self, folder: Path) -> None:
-        self.spools = [tempfile.SpooledTemporaryFile(_SPOOLED_BYTES, dir=str(folder)) for _ in range(2)]  # noqa: SIM115  (`close` closes them)
+        self.spools = [tempfile.SpooledTemporaryFile(_SPOOLED_BYTES, dir=str(folder)) for _ in range(2)]  # noqa: SIM115
 
     def group(self, section: bytes) -> None:
         """The next group."""

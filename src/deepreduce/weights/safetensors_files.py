@@ -51,7 +51,6 @@ class SafetensorsFile:
         self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._start = _LENGTH_BYTES + size
         self._entries = dict(sorted(header.items(), key=lambda item: item[1]["data_offsets"]))
-        self._file: IO[bytes] | None = None
         for name, entry in self._entries.items():
             if entry["dtype"] not in _TO_KIND:
                 raise FileError(f"{path}: tensor {name!r} is {entry['dtype']}, known are {', '.join(_TO_KIND)}")
@@ -67,19 +66,12 @@ class SafetensorsFile:
     def read(self, name: str, start: int, stop: int) -> Array:
         entry = self._entries[name]
         kind = _TO_KIND[entry["dtype"]]
-        if self._file is None:
-            self._file = self.path.open("rb")
-        self._file.seek(self._start + entry["data_offsets"][0] + start * kind.itemsize)
         out = np.empty(stop - start, kind.unsigned)
-        if self._file.readinto(out.view("u1").data) != out.nbytes:  # type: ignore[attr-defined]
-            raise FileError(f"{self.path} ends within tensor {name!r}")
+        with self.path.open("rb") as file:
+            file.seek(self._start + entry["data_offsets"][0] + start * kind.itemsize)
+            if file.readinto(out.view("u1").data) != out.nbytes:
+                raise FileError(f"{self.path} ends within tensor {name!r}")
         return out
-
-    def close(self) -> None:
-        """Close the file; reading opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def _check_header(path: Path) -> None:

@@ -1,9 +1,9 @@
 """Differences in the directory layout of slime (and of miles and SGLang's ``/pull_weights``): one folder per version.
 
 A folder ``weight_v000007`` holds safetensors files with one U8 tensor per changed tensor, the checksums of the new tensors as their
-metadata, and an index whose metadata say which version this is, what it follows, and how the tensors are coded. Ours have the
-``compression_format`` ``deepreduce``; those of slime itself are read and written too: XOR or overwritten bytes, compressed by zstd. Read
-from slime's source (``update_weight_from_disk_delta.py`` and ``disk_delta.py``, 2026-07), not run against it.
+metadata, and an index whose metadata say which version this is, what it follows, and how the tensors are coded. Ours have
+``compression_format`` ``deepreduce``; those of slime itself are read and written too: XOR or overwritten bytes, compressed by zstd. This
+follows slime's source (``update_weight_from_disk_delta.py`` and ``disk_delta.py``, 2026-07); it was not run against it.
 """
 
 from __future__ import annotations
