@@ -216,8 +216,7 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_ten
     >>> dr.decode_many_sparse(dr.parse("nonzero/raw/raw").encode_many({"w": np.float32([0, 2])}))["w"].indices
     array([1])
     """
-    records = read_named(blob, max_numel, max_tensors)
-    return dict(zip(records, decode_batch(list(records.values())), strict=True))
+    return {name: restore(record) for name, record in read_named(blob, max_numel, max_tensors).items()}
 
 
 def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
