@@ -21,7 +21,7 @@ from . import files, output
 
 
 def add(commands: Any) -> None:
-    """The two commands."""
+    """Add the two commands."""
     anatomy = commands.add_parser(
         "inspect",
         help="the anatomy of a message",
