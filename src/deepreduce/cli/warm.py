@@ -13,7 +13,7 @@ from ..tensor import FLOAT_DTYPES
 
 
 def add(commands: Any) -> None:
-    """The command."""
+    """Add the command."""
     warmup = commands.add_parser(
         "warmup",
         help="compile the kernels now",
