@@ -269,7 +269,9 @@ def main() -> None:
     with args.out.open("w", newline="") if args.out else sys.stdout as file:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
-        for rows in ([] if args.speed_only else [sizes(args.data)]) + ([] if args.sizes_only else [speeds(args.data, args.repeats, args.cpu_time)]):
+        for rows in ([] if args.speed_only else [sizes(args.data)]) + (
+            [] if args.sizes_only else [speeds(args.data, args.repeats, args.cpu_time)]
+        ):
             for row in rows:
                 writer.writerow(row)
                 file.flush()
