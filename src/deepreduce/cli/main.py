@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import ConfigError, DeepReduceError, FormatError
-from . import benching, show, training, transcode, warm
+from . import benching, reproducing, show, training, transcode, warm
 
 OK, FAILED, USAGE, BAD_MESSAGE = 0, 1, 2, 3
 
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"deepreduce {__version__}")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (transcode, show, warm, training, benching):
+    for module in (transcode, show, warm, training, benching, reproducing):
         module.add(commands)
     return whole
 
