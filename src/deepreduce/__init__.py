@@ -46,6 +46,7 @@ from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
 from .step.policy import BySize
 from .step.residual import ResidualMemory
+from .step.schedule import Schedule
 from .tensor import SparseTensor
 from .values.deflate import Deflate
 from .values.fitdexp import FitDExp
@@ -97,6 +98,7 @@ __all__ = [
     "Reader",
     "ResidualMemory",
     "Rice",
+    "Schedule",
     "Seeded",
     "Shaped",
     "Sketch",
