@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from deepreduce.lab.paper import conduct, printed
 from deepreduce.lab.paper.catalogue import EXPERIMENTS, experiments_of
 from deepreduce.lab.paper.conduct import Conductor, Done
 from deepreduce.lab.paper.experiment import FAILS, HOLDS, UNTOLD
+from deepreduce.lab.paper.markdown import write_markdown
 from deepreduce.lab.paper.page import paper_page
 from deepreduce.lab.paper.results import write
 from deepreduce.lab.paper.scales import FULL, SCALES, SMALL
@@ -116,6 +118,12 @@ def test_the_report_has_everything(finished, tmp_path):
             assert finding.verdict in (HOLDS, FAILS, UNTOLD)
             assert finding.evidence.endswith(".")
             assert finding.claim.endswith(".")
+    write_markdown(tmp_path, SMALL, finished, shown, provenance())
+    text = (tmp_path / "paper.md").read_text()
+    pictures = re.findall(r"\]\((figures/[^)]+)\)", text)
+    assert len(pictures) == report.count("<svg")
+    assert all((tmp_path / picture).read_text().startswith("<svg") for picture in pictures)
+    assert "0.2063" in text
     write(tmp_path, "small", finished, shown, provenance())
     whole = json.loads((tmp_path / "paper.json").read_text())
     assert set(whole["experiments"]) == NAMES

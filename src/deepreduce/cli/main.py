@@ -18,6 +18,7 @@ examples:
   deepreduce inspect message.dr
   deepreduce decode message.dr restored.npz
   deepreduce codecs
+  deepreduce paper figure10 --report out
 
 exit codes: 0 done, 1 a file or tensor cannot be used, 2 wrong arguments or spec, 3 not a valid message
 """

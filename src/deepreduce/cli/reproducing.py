@@ -44,6 +44,7 @@ def run_paper(args: argparse.Namespace) -> None:
     """List the experiments, or run some and write what came of it."""
     from ..lab.paper.catalogue import experiments_of
     from ..lab.paper.conduct import Conductor
+    from ..lab.paper.markdown import write_markdown
     from ..lab.paper.page import paper_page
     from ..lab.paper.results import write
     from ..lab.paper.scales import scale_of
@@ -69,9 +70,10 @@ def run_paper(args: argparse.Namespace) -> None:
     shown = {each.experiment.name: each.experiment.show(scale, each.runs, each.measurements) for each in done if not each.left_out}
     origin = provenance()
     write(folder, scale.name, done, shown, origin)
+    write_markdown(folder, scale, done, shown, origin)
     (folder / "report.html").write_text(paper_page(scale, done, shown, origin))
     _print(done, shown)
-    print(f"wrote {folder / 'paper.json'}, {folder / 'paper.csv'} and {folder / 'report.html'}")
+    print(f"wrote report.html, paper.md, paper.json and paper.csv in {folder}")
 
 
 class Status:

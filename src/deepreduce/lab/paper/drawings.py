@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..report.charts import LINES, MARKERS, Line, draw_line, drawing, svg
+from ..report.charts import LINES, MARKERS, Line, draw_line, drawing, svg, ticks
 
 Points = Mapping[str, tuple[float, float]]
 
 
 def scatter(title: str, points: Points, x_title: str, y_title: str) -> str:
     """Return one labelled point per method, on a logarithmic horizontal axis."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
     with drawing(height=3.4 + 0.17 * len(points)) as figure:
         axes = figure.subplots()
         for number, (label, (x, y)) in enumerate(points.items()):
@@ -22,9 +20,8 @@ def scatter(title: str, points: Points, x_title: str, y_title: str) -> str:
         axes.margins(0.12)
         axes.set_xlabel(x_title)
         axes.set_ylabel(y_title)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{100 * value:.0f}%"))
+        ticks(axes, "x", "{:g}".format)
+        ticks(axes, "y", "{:.0%}".format)
         axes.grid()
         figure.legend(loc="outside lower left", handlelength=1.5)
         return svg(figure, title)
@@ -32,8 +29,6 @@ def scatter(title: str, points: Points, x_title: str, y_title: str) -> str:
 
 def panels(title: str, above: Mapping[str, Sequence[Line]], below: Mapping[str, Sequence[Line]], x_title: str) -> str:
     """Return a row of panels with quality, and below each one with relative volume, both against a logarithmic rate."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
     with drawing(height=5.2, width=8.4) as figure:
         grid = figure.subplots(2, len(above), sharex=True, sharey="row", squeeze=False)
         for column, name in enumerate(above):
@@ -45,11 +40,9 @@ def panels(title: str, above: Mapping[str, Sequence[Line]], below: Mapping[str, 
             grid[1, column].set_xlabel(x_title)
             grid[1, column].set_xscale("log")
             grid[1, column].set_yscale("log")
-            grid[1, column].xaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
-            for axis in (grid[1, column].xaxis, grid[1, column].yaxis):
-                axis.set_minor_formatter(NullFormatter())
-            grid[1, column].yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
-        grid[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, position: f"{100 * value:.0f}%"))
+            ticks(grid[1, column], "x", "{:g}".format)
+            ticks(grid[1, column], "y", "{:g}".format, log=True)
+        ticks(grid[0, 0], "y", "{:.0%}".format)
         grid[0, 0].set_ylabel("top-1 accuracy")
         grid[1, 0].set_ylabel("relative data volume")
         figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, handlelength=3.5)

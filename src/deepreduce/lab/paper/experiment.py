@@ -91,6 +91,15 @@ def mean_quality(record: Record) -> float:
     return sum(point["quality"] for point in record.curve) / max(len(record.curve), 1)
 
 
+def sentence(note: str) -> str:
+    """Return a note as a sentence of its own.
+
+    >>> sentence("made on the fly"), sentence("")
+    ('Made on the fly.', '')
+    """
+    return f"{note[0].upper()}{note[1:]}." if note else ""
+
+
 def percent(share: float) -> str:
     """Return a quality as people read it."""
     return f"{100 * share:.1f}%"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..report.charts import Bar, stacked_bars
 from ..report.quantity import in_bytes, in_seconds
 from ..train.contract import Plan, Record
-from .experiment import Experiment, Finding, Measurements, Result, Runs, decided
+from .experiment import Experiment, Finding, Measurements, Result, Runs, decided, sentence
 from .scales import Scale, planned
 
 LINKS = ("100mbit", "1gbit", "10gbit")
@@ -49,7 +49,7 @@ def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
     notes = (
         f"{first.parameters:,} parameters, {settings['workers']} workers on links shaped in both directions, {5 * settings['batch']:,} "
         f"examples per worker times {settings.get('accumulate', 1)}; the paper has 1,000,000 times 10. The workers share the cores of this "
-        f"machine, so computing is slower than on machines of their own. {first.data_note.capitalize()}."
+        f"machine, so computing is slower than on machines of their own. {sentence(first.data_note)}"
     )
     return Result(columns, rows, [_gain(found), _loss(found)], charts, notes)
 

@@ -36,7 +36,7 @@ def _all_claims(done: Sequence[Done], shown: Mapping[str, Result]) -> str:
 
 def _section(done: Done, shown: Mapping[str, Result]) -> str:
     experiment = done.experiment
-    title = f"{_title(experiment.name)}: {experiment.title}"
+    title = f"{title_of(experiment.name)}: {experiment.title}"
     if done.left_out:
         return section(title, lead=f"Left out: {done.left_out}")
     result = shown[experiment.name]
@@ -50,9 +50,10 @@ def _section(done: Done, shown: Mapping[str, Result]) -> str:
     )
 
 
-def _title(name: str) -> str:
-    """
-    >>> _title("figure15")
+def title_of(name: str) -> str:
+    """Return the name of an experiment as the paper writes it.
+
+    >>> title_of("figure15")
     'Figure 15'
     """
     kind = name.rstrip("0123456789")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,11 @@ class RunStore:
 
 
 def settings(plan: Plan) -> dict[str, Any]:
-    """Return all that makes a run what it is: of the data, whether it is recorded, but not the folder it lies in."""
+    """Return all that makes a run what it is, but for defaults: of the data, whether it is recorded, not the folder it lies in."""
     (spec,) = plan.specs
-    chosen = asdict(plan) | {"spec": spec, "recorded_data": plan.data is not None}
-    return {name: value for name, value in chosen.items() if name not in ("specs", "data")}
+    defaults = {field.name: field.default for field in fields(plan)}
+    chosen = {name: value for name, value in asdict(plan).items() if name not in ("specs", "data") and value != defaults[name]}
+    return chosen | {"spec": spec, "recorded_data": plan.data is not None}
 
 
 def _number(value: float | None) -> float:

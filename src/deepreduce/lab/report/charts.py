@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from importlib.util import find_spec
 from math import floor, isfinite, log10
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ...errors import ConfigError
 
@@ -102,7 +102,7 @@ def log_bars(title: str, bars: Sequence[Bar], names: Sequence[str], show: Format
             axes.barh(at, [value - low for _, value in rows], thin * 0.9, low, **_fill(number), label=name)
             for height, (_, value) in zip(at, rows, strict=True):
                 _note(axes, value, height, show(value), size=7)
-        _ticks(axes, "x", show)
+        ticks(axes, "x", show)
         axes.grid(axis="x")
         _legend_above(axes, len(names))
         return svg(figure, title)
@@ -122,8 +122,8 @@ def line_chart(title: str, lines: Sequence[Line], x_title: str, y_title: str, sh
         axes.set_xscale("log" if log_x else "linear")
         axes.set_xlabel(x_title)
         axes.set_ylabel(y_title)
-        _ticks(axes, "x", show_x)
-        _ticks(axes, "y", show_y)
+        ticks(axes, "x", show_x)
+        ticks(axes, "y", show_y)
         axes.grid(axis="y")
         figure.legend(loc="outside lower left", ncols=1, handlelength=3.5)
         return svg(figure, title)
@@ -144,6 +144,17 @@ def draw_line(axes: Axes, line: Line, number: int) -> None:
         linewidth=1.5,
         label=line.label,
     )
+
+
+def ticks(axes: Axes, axis: Literal["x", "y"], show: Format, log: bool = False) -> None:
+    """Write the numbers at an axis by `show`; on a logarithmic one, with `log`, at 1, 2 and 5 times every power of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    chosen = getattr(axes, f"{axis}axis")
+    if log:
+        chosen.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    chosen.set_major_formatter(FuncFormatter(lambda value, position: show(value)))
+    chosen.set_minor_formatter(NullFormatter())
 
 
 @contextmanager
@@ -194,14 +205,6 @@ def _fill(number: int) -> dict[str, Any]:
 def _legend_above(axes: Axes, count: int) -> None:
     spacing = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 1.0, "borderaxespad": 0.1}
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=max(count, 1), fontsize=8, **spacing)
-
-
-def _ticks(axes: Axes, axis: str, show: Format) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    chosen = getattr(axes, f"{axis}axis")
-    chosen.set_major_formatter(FuncFormatter(lambda value, position: show(value)))
-    chosen.set_minor_formatter(NullFormatter())
 
 
 def _finite(line: Line, positive_x: bool) -> Line:
