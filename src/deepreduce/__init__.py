@@ -18,6 +18,7 @@ from .errors import (
     PeerError,
     TruncatedError,
     VersionError,
+    WrongBaseError,
 )
 from .indices.all import All
 from .indices.auto import Auto
@@ -112,6 +113,7 @@ __all__ = [
     "TruncatedError",
     "ValueCodec",
     "VersionError",
+    "WrongBaseError",
     "decode",
     "decode_many",
     "decode_many_sparse",

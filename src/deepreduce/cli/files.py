@@ -11,16 +11,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ..errors import DeepReduceError
+from ..errors import FileError as FileError
 from ..tensor import Values
 
 _LONGEST_NAME_BYTES = 65_535 - len(".npy")
 _LEADS_OUT = re.compile(r"/|[A-Za-z]:/|(.*/)?\.\.(/|$)")
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-class FileError(DeepReduceError, OSError):
-    """A file cannot be read or written as asked."""
 
 
 def read_tensors(path: Path) -> Values | dict[str, Values]:

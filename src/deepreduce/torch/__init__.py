@@ -15,6 +15,7 @@ from .hook import deepreduce_hook, noop_hook
 from .local_steps import LocalSteps
 from .reshard import reshard
 from .state import DeepReduceState
+from .weight_sync import SyncStats, WeightSync
 
 __all__ = [
     "AllGather",
@@ -28,6 +29,8 @@ __all__ = [
     "Sharded",
     "Stats",
     "StepStats",
+    "SyncStats",
+    "WeightSync",
     "allreduce_",
     "deepreduce_hook",
     "noop_hook",
