@@ -54,6 +54,13 @@ class ResidualMemory:
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum is at least 0 and below 1, got {self.momentum}")
 
+    @classmethod
+    def of(cls, residuals: Mapping[str, Gradient]) -> ResidualMemory:
+        """Return a memory that begins with these residuals: for one step of a framework that keeps them itself."""
+        memory = cls()
+        memory.residuals.update(residuals)
+        return memory
+
     def compensate(self, name: str, gradient: Any) -> Any:
         """Return the gradient plus its residual, in the dtype to add up in: a new tensor. Nothing is remembered before `update`."""
         gradient = _floats(name, gradient)

@@ -23,7 +23,7 @@ from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
 from ..step.stopwatch import Stopwatch
-from ..step.topology import TOPOLOGIES, AllGather, Topology
+from ..step.topology import AllGather, Topology, topology_of
 from ..step.transport import Transport
 from ..step.trial import Trial, agreed_largest
 from ..step.worker import Worker
@@ -251,13 +251,7 @@ class DeepReduceState:
 
 
 def _topology(topology: str | Topology) -> Topology:
-    if isinstance(topology, Topology):
-        return topology
-    if topology == "dense":
-        return AllGather()
-    if topology not in TOPOLOGIES:
-        raise ConfigError(f"topology is one of {', '.join(sorted(TOPOLOGIES))} or dense, got {topology!r}")
-    return TOPOLOGIES[topology]()
+    return AllGather() if topology == "dense" else topology_of(topology, "dense")
 
 
 def _memory(memory: str | ResidualMemory) -> Memory:
