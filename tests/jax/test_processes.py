@@ -69,8 +69,8 @@ def test_a_failure_is_told_to_all_and_they_go_on(pair, jitted, topology):
     here, there = pair.run(tasks.one_fails, jitted, topology)
     assert "rank 1 failed: InputError: ['w']: this process refuses" in here
     assert "['w']: this process refuses" in there
-    assert "PeerError" in here
-    assert "PeerError" not in there
+    assert "PeerFailure" in here
+    assert "PeerFailure" not in there
     assert pair.run(tasks.sizes, [3]) == [(True, 256, HEAD_BYTES + 6), (True, 256, HEAD_BYTES + 12)]
 
 
