@@ -1,6 +1,6 @@
 """Codecs with the parameters that the contract is checked for. Every registered name must have its line here or work by default."""
 
-from deepreduce import registry
+from deepreduce import registry, specs
 from deepreduce.registry import Stage
 
 SPARSIFIER_SAMPLES = [
@@ -68,7 +68,7 @@ def codec_of(stage: Stage, piece: str):
     """The codec that this piece of a spec gives."""
     number = registry.STAGES.index(stage)
     pieces = [*_PLAIN[:number], piece, *_PLAIN[number + 1 :]]
-    return registry.parse_stages("/".join(pieces))[number]
+    return specs.parse_stages("/".join(pieces))[number]
 
 
 def codecs_of(stage: Stage) -> list[tuple[str, object]]:

@@ -9,6 +9,7 @@ import pytest
 import deepreduce as dr
 from deepreduce import message
 from deepreduce.accounting import Stats, StepStats
+from deepreduce.layouts import layout_of
 from deepreduce.reader import varint
 
 DENSE = np.float32([1, -2, 0, 3])
@@ -16,8 +17,8 @@ DENSE = np.float32([1, -2, 0, 3])
 
 def test_a_filter_that_no_writer_makes_is_refused():
     ones = b"\0" + bytes([50]) + varint(64) + b"\xff" * 64  # 50 hashes, and every position is a positive
-    stages = (dr.Keep(), dr.Bloom("p2"), dr.RawValue())
-    blob = message.write([message.Record((2**20,), np.dtype(np.float32), 1, stages, ones, b"", bytes(4))])
+    layout = layout_of((dr.Keep(), dr.Bloom("p2"), dr.RawValue()))
+    blob = message.write([message.Record((2**20,), np.dtype(np.float32), 1, layout, ones, b"", bytes(4))])
     dr.decode(dr.encode(np.ones(100, np.float32), "topr:0.1/bloom:p2,fpr=0.1/raw"))  # compiles
     tracemalloc.start()
     with pytest.raises(dr.CorruptError, match="no writer makes that"):

@@ -51,13 +51,13 @@ def test_many_tensors_there_and_back(tmp_path, capsys):
 
 
 def test_codecs_lists_every_name_and_preset(capsys):
-    from deepreduce import registry
+    from deepreduce import presets, registry
 
     assert run("codecs") == 0
     shown = capsys.readouterr().out
     for stage in registry.STAGES:
         assert all(f"\n{entry.name} " in shown for entry in stage.table)
-    assert all(spec in shown for spec in registry.PRESETS.values())
+    assert all(spec in shown for spec in presets.PRESETS.values())
 
 
 def test_problems_are_told_in_one_line_with_an_exit_code(tmp_path, capsys):

@@ -39,6 +39,17 @@ def test_core_imports_neither_frameworks_nor_outer_packages(path):
     assert not {name for name in names if name.startswith("deepreduce.") and name.split(".")[1] in OUTER}
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").glob("*.py")), ids=lambda path: path.name)
+def test_kernels_import_nothing_of_deepreduce_but_kernels(path):
+    ours = {name for name in imported(path) if name.split(".")[0] == "deepreduce"}
+    assert not {name for name in ours if name.split(".")[1:2] != ["kernels"]}
+
+
+def test_the_message_knows_no_codec():
+    core = {name.split(".")[1] for name in imported(ROOT / "message.py") if name.startswith("deepreduce.")}
+    assert core <= {"errors", "parameters", "reader", "tensor"}
+
+
 def test_only_an_adapter_imports_its_framework():
     for path in SOURCES:
         place = path.relative_to(ROOT).parts[0]

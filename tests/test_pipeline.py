@@ -13,8 +13,23 @@ from .tensors import gradients, same_bits
 @given(gradient=gradients(), seed=st.integers(0, 2**63 - 1))
 @settings(max_examples=150, deadline=None)
 def test_lossless_specs_give_the_gradient_back_bit_for_bit(gradient, seed):
-    for spec in ("none/all/raw", "nonzero/raw/raw", "nonzero/bitmap/raw", "topr:1.0/raw/raw"):
-        assert same_bits(dr.decode(dr.encode(gradient, spec, seed)), np.ascontiguousarray(gradient).reshape(gradient.shape))
+    exact = np.ascontiguousarray(gradient).reshape(gradient.shape)
+    for spec in ("none/all/raw", "none/raw/raw", "none/bitmap/pco", "topr:1.0/raw/raw"):
+        assert same_bits(dr.decode(dr.encode(gradient, spec, seed)), exact)
+    positive_zeros = np.where(exact == 0, exact.dtype.type(0), exact)
+    for spec in ("nonzero/raw/raw", "nonzero/bitmap/raw", "nonzero/auto/pco"):
+        assert same_bits(dr.decode(dr.encode(gradient, spec, seed)), positive_zeros)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_nonzero_does_not_send_negative_zeros(dtype):
+    rng = np.random.default_rng(0)
+    gradient = (rng.standard_normal(1000) * (rng.random(1000) < 0.5)).astype(dtype)  # as dropout makes it: half of the zeros are negative
+    assert np.signbit(gradient[gradient == 0]).any()
+    sparse = dr.decode_sparse(dr.encode(gradient, "nonzero/rice/raw"))
+    assert sparse.nnz == np.count_nonzero(gradient)
+    assert np.array_equal(sparse.to_dense(), gradient)
+    assert not np.signbit(sparse.to_dense()[gradient == 0]).any()
 
 
 def test_nan_and_inf_stay_in_place():

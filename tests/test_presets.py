@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce import registry
+from deepreduce import specs
 from deepreduce.lab.data import load
 from deepreduce.policy import policy_of
 from deepreduce.presets import TABLE_3
@@ -33,7 +33,7 @@ def test_every_instantiation_sends_less_than_plain_top_r(layer, name):
 @pytest.mark.parametrize(("name", "most"), [("threelc", 0.06), ("sketchml", 0.5), ("skcompress", 0.5)])
 def test_stand_alone_methods_take_the_whole_gradient(layer, name, most):
     assert relative_volume(name, layer) < most
-    assert registry.parse_stages(name)[0] in (dr.Keep(), dr.NonZero())
+    assert specs.parse_stages(name)[0] in (dr.Keep(), dr.NonZero())
 
 
 def test_table_and_presets_agree():

@@ -35,6 +35,7 @@ from .indices.shaped import Shaped
 from .inspection import MessageInfo, TensorInfo, inspect
 from .pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, encode, parse
 from .reader import Reader
+from .registry import register
 from .reorder import Order
 from .source import Space
 from .sparsify.chunktopr import ChunkTopR
@@ -116,4 +117,5 @@ __all__ = [
     "encode",
     "inspect",
     "parse",
+    "register",
 ]

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from . import reorder
-from .parameters import check_parameters
+from .parameters import check_parameters, format_value, parameters
 from .reader import Reader
 from .reorder import Order
 from .source import Source, Space
-from .tensor import Positions, Values
+from .tensor import Positions, Support, Values
 
 
 def spelled(default: Any) -> Any:
@@ -32,6 +33,16 @@ class Codec:
     def __post_init__(self) -> None:
         check_parameters(self)
 
+    @cached_property
+    def argument_text(self) -> str:
+        """All parameters in order, as messages carry them; defaults too, as a message must not change its meaning when a default does.
+
+        >>> import deepreduce as dr
+        >>> dr.ChunkTopR(32).argument_text
+        '32,4096'
+        """
+        return ",".join(format_value(getattr(self, name)) for name in parameters(type(self)))
+
 
 class Sparsifier(Codec, ABC):
     """Chooses which positions of a gradient are sent.
@@ -40,7 +51,7 @@ class Sparsifier(Codec, ABC):
     >>> class Positive(Sparsifier):
     ...     def select(self, source, seed):
     ...         given = source.all()
-    ...         return given[source.gather(given) > 0]
+    ...         return given.positions[source.gather(given) > 0]
     >>> Positive().select(as_source(np.float32([1, -4, 2, 0])), seed=0)
     array([0, 2])
     """
@@ -52,44 +63,47 @@ class Sparsifier(Codec, ABC):
     """Whether every NaN and infinity is always among what is selected."""
 
     @abstractmethod
-    def select(self, source: Source, seed: int) -> Positions:
-        """The kept positions, increasing and unique; the same for the same gradient and seed."""
+    def select(self, source: Source, seed: int) -> Support | Positions:
+        """The selected positions; the same for the same gradient and seed. The walk checks an array: it increases and has no duplicates."""
 
 
 class IndexCodec(Codec, ABC):
     """Turns positions into bytes and back.
 
     >>> class Wide(IndexCodec):
-    ...     def encode(self, kept, space, seed):
-    ...         return kept.astype("<u8").tobytes(), kept
+    ...     def encode(self, selected, space, seed):
+    ...         return selected.positions.astype("<u8").tobytes(), selected
     ...     def decode(self, part, nnz, space):
     ...         return part.array("<u8", nnz).astype(np.int64)
-    >>> section, support = Wide().encode(np.array([3, 500]), Space((32, 32)), seed=0)
+    >>> section, support = Wide().encode(Support([3, 500], numel=1024), Space((32, 32)), seed=0)
     >>> Wide().decode(Reader(section), 2, Space((32, 32)))
     array([  3, 500])
     """
 
     lossless: ClassVar[bool] = True
-    """Whether the reader always sees exactly the positions that the sparsifier kept."""
+    """Whether the reader always sees exactly the positions that the sparsifier selected."""
 
     @property
     def slips(self) -> bool:
         """True where the reader puts the values elsewhere than the writer read them: naive Bloom only, the paper's bad example."""
         return False
 
-    def choose(self, kept: Positions, space: Space) -> IndexCodec:
+    def choose(self, selected: Support, space: Space) -> IndexCodec:
         """The codec to use for this tensor; it is the one the message names."""
         return self
 
     @abstractmethod
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support | Positions]:
         """The index section, and the support: the positions that the reader will see, at which the values are read."""
 
     @abstractmethod
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
-        """The `nnz` positions of the support. The walk checks that they are in range and unique, and that `part` was read to its end."""
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support | Positions:
+        """The `nnz` positions of the support: an array in any order, which the walk checks and sorts, or a `Support`, which it trusts.
 
-    def attach(self, index_part: bytes, support: Positions, order: Order | None, space: Space) -> tuple[bytes, bytes]:
+        The walk also checks that `part` was read to its end.
+        """
+
+    def attach(self, index_part: bytes, support: Support, order: Order | None, space: Space) -> tuple[bytes, bytes]:
         """The index and the order section, once the order of the values is known."""
         return index_part, reorder.encode(order)
 

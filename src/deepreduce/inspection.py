@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import message
+from .layouts import codecs_of
 from .message import Record
-from .pipeline import DeepReduce
+from .specs import format_spec
 from .tensor import Shape
 
 if TYPE_CHECKING:
@@ -118,5 +119,5 @@ def _section_bytes(record: Record) -> int:
 
 
 def _tensor_info(record: Record, header_bytes: int) -> TensorInfo:
-    spec = str(DeepReduce(*record.stages))
+    spec = format_spec(codecs_of(record.layout))
     return TensorInfo(record.shape, record.dtype, record.nnz, spec, header_bytes, *map(len, record.sections))

@@ -1,6 +1,7 @@
-"""The wire format (docs/format.md is normative): tensors with their codecs, in one checked message.
+"""The wire format (docs/format.md is normative): many tensors in one checked message.
 
-Nothing else knows byte offsets. Reading bounds every size before anything is allocated, and refuses what is not exactly one message.
+Nothing else knows byte offsets. A message names its codecs by wire ids and argument text; which codecs these are, and what is in a section,
+is not known here. Reading bounds every size before anything is allocated, and refuses what is not exactly one message.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .codec import IndexCodec, Sparsifier, ValueCodec
-from .errors import ConfigError, CorruptError, FormatError, InputError, TruncatedError, VersionError
+from .errors import CorruptError, FormatError, InputError, TruncatedError, VersionError
 from .parameters import shown
 from .reader import MAX_TEXT_BYTES, Part, Reader, text, varint
-from .registry import NAMED, STAGES, Stage, from_wire_arguments, wire_arguments
 from .tensor import FLOAT_DTYPES, Shape
 
 if TYPE_CHECKING:
@@ -29,14 +28,28 @@ VERSION = 1
 DEFAULT_MAX_NUMEL = 2**28
 """Elements that a message may ask for by default: 1 GiB of float32."""
 
+NAMED = 0
+"""The wire id of a codec of another package: its name follows, as ids of other packages could clash."""
+
 _CRC_BYTES = 4
 _SINGLE, _NAMED_TENSORS = 0, 1
 _MAX_HEADER_BYTES = 2**24
 _MAX_DIMENSIONS = 32
 _MAX_LAYOUTS = 4096
 _DEFLATE_FROM_BYTES = 48
+_MAX_CODEC_TEXT_BYTES = 1024
 
-Stages = tuple[Sparsifier, IndexCodec, ValueCodec]
+
+class CodecId(NamedTuple):
+    """One codec as a message names it: the wire id, the name (only if the id is `NAMED`, else empty), and all parameters as text."""
+
+    wire_id: int
+    name: str
+    arguments: str
+
+
+Layout = tuple[CodecId, CodecId, CodecId]
+"""The sparsifier, the index codec and the value codec of a tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +59,7 @@ class Record:
     shape: Shape
     dtype: np.dtype[Any]
     nnz: int
-    stages: Stages
+    layout: Layout
     index_part: Part
     order_part: Part
     value_part: Part
@@ -66,15 +79,17 @@ class Message:
 
 
 def write(records: Sequence[Record], names: Sequence[str] | None = None) -> bytes:
-    """One message of these records."""
+    """Return one message of these records."""
     check_writable(records, names)
     header, deflated = _squeeze(_header(records, names))
     sections = [section for record in records for section in record.sections]
     size_bytes = sum(len(section) for section in sections)
     lead = varint(2 * len(header) + deflated) + header
-    front = MAGIC + bytes((VERSION,)) + varint(len(lead) + size_bytes + _CRC_BYTES) + lead
-    body = b"".join([front, *sections])
-    return b"".join([body, zlib.crc32(body).to_bytes(_CRC_BYTES, "little")])
+    parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + size_bytes + _CRC_BYTES) + lead, *sections]
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join([*parts, checksum.to_bytes(_CRC_BYTES, "little")])
 
 
 def check_writable(records: Sequence[Record], names: Sequence[str] | None) -> None:
@@ -150,7 +165,7 @@ def _open(blob: Buffer) -> Reader:
 
 
 def _header(records: Sequence[Record], names: Sequence[str] | None) -> bytes:
-    layouts = [_layout(record.dtype, record.stages) for record in records]
+    layouts = [_layout(record.dtype, record.layout) for record in records]
     table = list(dict.fromkeys(layouts))
     parts = [bytes((_SINGLE if names is None else _NAMED_TENSORS,)), varint(len(table)), *table]
     if names is not None:
@@ -165,21 +180,16 @@ def _header(records: Sequence[Record], names: Sequence[str] | None) -> bytes:
     return b"".join(parts)
 
 
-def _layout(dtype: np.dtype[Any], stages: Stages) -> bytes:
-    return _spelled_layout(dtype, stages, repr(stages))
-
-
 @lru_cache(maxsize=1024)
-def _spelled_layout(dtype: np.dtype[Any], stages: Stages, spelling: str) -> bytes:
-    """The layout. `spelling` tells apart what Python holds to be equal, as 1 and 1.0."""
-    coded = (_coded(stage, codec) for stage, codec in zip(STAGES, stages, strict=True))
-    return bytes((FLOAT_DTYPES.index(dtype),)) + b"".join(coded)
+def _layout(dtype: np.dtype[Any], layout: Layout) -> bytes:
+    return bytes((FLOAT_DTYPES.index(dtype),)) + b"".join(map(_codec_id, layout))
 
 
-def _coded(stage: Stage, codec: object) -> bytes:
-    entry = stage.by_codec(codec)
-    name = text(entry.name) if entry.wire_id == NAMED else b""
-    return bytes((entry.wire_id,)) + name + text(wire_arguments(codec))
+def _codec_id(codec: CodecId) -> bytes:
+    name, arguments = text(codec.name) if codec.wire_id == NAMED else b"", text(codec.arguments)
+    if max(len(name), len(arguments)) > _MAX_CODEC_TEXT_BYTES:
+        raise InputError(f"the name and the arguments of a codec take less than {_MAX_CODEC_TEXT_BYTES} bytes each, got {shown(codec)}")
+    return bytes((codec.wire_id,)) + name + arguments
 
 
 def _read_header(reader: Reader, max_numel: int) -> tuple[Any, list[Any], list[tuple[int, int, int]]]:
@@ -213,28 +223,17 @@ def _read_names(reader: Reader) -> tuple[str, ...]:
     return names
 
 
-def _read_layout(reader: Reader) -> tuple[np.dtype[Any], Stages]:
+def _read_layout(reader: Reader) -> tuple[np.dtype[Any], Layout]:
     code = reader.byte()
     if code >= len(FLOAT_DTYPES):
         raise CorruptError(f"dtype code {code}, known are 0 to {len(FLOAT_DTYPES) - 1}")
-    sparsifier, index, value = (_read_coded(stage, reader) for stage in STAGES)
-    return FLOAT_DTYPES[code], (sparsifier, index, value)
+    return FLOAT_DTYPES[code], (_read_codec_id(reader), _read_codec_id(reader), _read_codec_id(reader))
 
 
-def _read_coded(stage: Stage, reader: Reader) -> Any:
+def _read_codec_id(reader: Reader) -> CodecId:
     wire_id = reader.byte()
-    name = reader.text() if wire_id == NAMED else None
-    try:
-        entry = stage.by_id(wire_id) if name is None else stage.by_name(name)
-    except ConfigError as error:
-        raise VersionError(f"the message needs a codec that is broken here: {error}") from error
-    if entry is None:
-        raise VersionError(f"the message needs {stage.title} {name or wire_id!r}, which is not installed here")
-    arguments = reader.text()
-    try:
-        return from_wire_arguments(entry, arguments)
-    except ConfigError as error:
-        raise CorruptError(f"the message has a {stage.title} that cannot be: {error}") from error
+    name = reader.text(_MAX_CODEC_TEXT_BYTES) if wire_id == NAMED else ""
+    return CodecId(wire_id, name, reader.text(_MAX_CODEC_TEXT_BYTES))
 
 
 def _squeeze(header: bytes) -> tuple[bytes, bool]:

@@ -13,14 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import message, registry, reorder
+from . import message, registry, reorder, specs
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, DeepReduceError, FormatError, InputError
+from .layouts import codecs_of, layout_of
 from .message import DEFAULT_MAX_NUMEL, Record
 from .parameters import shown
 from .reader import Reader
 from .source import Source, Space, as_source
-from .tensor import Shape, SparseTensor, Values
+from .tensor import Positions, Shape, SparseTensor, Support, Values, as_support
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,13 +53,13 @@ class DeepReduce:
                 raise ConfigError(f"{stage.title} must be a {stage.base.__name__}, got {codec!r}")
 
     @property
-    def stages(self) -> message.Stages:
+    def stages(self) -> specs.Codecs:
         """The three codecs, in the order of the walk."""
         return self.sparsifier, self.index, self.value
 
     def __str__(self) -> str:
         """The spec: ``parse(str(codec)) == codec``."""
-        return "/".join(registry.format_codec(stage, codec) for stage, codec in zip(registry.STAGES, self.stages, strict=True))
+        return specs.format_spec(self.stages)
 
     def encode(self, gradient: Gradient, seed: int = 0) -> bytes:
         """One self-describing message. The same gradient and seed give the same bytes on every machine.
@@ -79,15 +80,16 @@ class DeepReduce:
 
     def record(self, source: Source, seed: int) -> Record:
         """The walk: a gradient as part of a message."""
-        kept = self.sparsifier.select(source, seed)
-        index = self.index.choose(kept, source.space)
-        index_part, support = index.encode(kept, source.space, seed)
+        selected = as_support(self.sparsifier.select(source, seed), source.numel)
+        index = self.index.choose(selected, source.space)
+        index_part, announced = index.encode(selected, source.space, seed)
+        support = as_support(announced, source.numel)
         values = source.gather(support)
         value = self.value.choose(values)
         value_part, order = value.encode(values, seed)
         index_part, order_part = index.attach(index_part, support, order, source.space)
-        stages = (self.sparsifier, index, value)
-        return Record(source.space.shape, source.dtype, support.size, stages, index_part, order_part, value_part)
+        layout = layout_of((self.sparsifier, index, value))
+        return Record(source.space.shape, source.dtype, support.nnz, layout, index_part, order_part, value_part)
 
 
 def parse(spec: str) -> DeepReduce:
@@ -99,7 +101,7 @@ def parse(spec: str) -> DeepReduce:
     """
     if not isinstance(spec, str):
         raise ConfigError(f"a spec is a string such as 'topr:0.01/raw/fp16', got {shown(spec)}")
-    return DeepReduce(*registry.parse_stages(spec))
+    return DeepReduce(*specs.parse_stages(spec))
 
 
 def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
@@ -155,7 +157,7 @@ def decode(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Values:
     >>> dr.decode(dr.encode(np.float32([1, -3, 2]), "topr:1/raw/raw"))
     array([ 0., -3.,  0.], dtype=float32)
     """
-    return decode_sparse(blob, max_numel).to_dense()
+    return _dense(decode_sparse(blob, max_numel))
 
 
 def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTensor:
@@ -175,7 +177,7 @@ def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, V
     >>> dr.decode_many(dr.parse("dense").encode_many({"w": np.float32([1, 2])}))
     {'w': array([1., 2.], dtype=float32)}
     """
-    return {name: tensor.to_dense() for name, tensor in decode_many_sparse(blob, max_numel).items()}
+    return {name: _dense(tensor) for name, tensor in decode_many_sparse(blob, max_numel).items()}
 
 
 def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
@@ -190,17 +192,32 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
     """The walk backwards, for one tensor. An adapter gives the space in which its device enumerates positions."""
-    _, index, value = record.stages
+    _, index, value = codecs_of(record.layout)
     index_part, order_part, value_part = map(Reader, record.sections)
     values = value.decode(value_part, record.nnz, record.dtype)
     value_part.expect_end()
-    positions = index.decode(index_part, record.nnz, space_of(record.shape))
+    space = space_of(record.shape)
+    positions = index.decode(index_part, record.nnz, space)
     index_part.expect_end()
     values = reorder.restore(values, reorder.decode(order_part, record.nnz))
+    support, order = _sorted_support(positions, space.numel)
+    if support.nnz != record.nnz or (values.dtype, values.shape) != (record.dtype, (record.nnz,)):
+        raise CorruptError(f"{support.nnz} positions and {values.dtype} values of shape {values.shape}, the header says {record.nnz}")
+    return SparseTensor.trusted(support, values if order is None else values[order], record.shape)
+
+
+def _sorted_support(positions: Support | Positions, numel: int) -> tuple[Support, Positions | None]:
+    """The support, and the order that its values have to be put in."""
     try:
-        return SparseTensor.from_unsorted(positions, values, record.shape)
+        return (as_support(positions, numel), None) if isinstance(positions, Support) else Support.sorting(positions, numel)
     except InputError as error:
         raise CorruptError(f"the message decodes to no valid tensor: {error}") from error
+
+
+def _dense(tensor: SparseTensor) -> Values:
+    """The dense tensor; no copy where all its values are there and in memory of their own: that of a message cannot be written."""
+    own = tensor.support.is_all and tensor.values.flags.writeable
+    return tensor.values.reshape(tensor.shape) if own else tensor.to_dense()
 
 
 def read_single(blob: Buffer, max_numel: int) -> Record:

@@ -1,6 +1,14 @@
-"""The methods of the paper by its own names: every row of its Table 3, on the largest 1% where the method takes a sparse gradient."""
+"""Whole specs by name: presets, and the methods of the paper by its own names."""
 
 from __future__ import annotations
+
+PRESETS = {
+    "dense": "none/all/raw",
+    "threelc": "none/all/threelc",
+    "sketchml": "nonzero/delta/sketch:bits=6",
+    "skcompress": "nonzero/deltahuffman/sketch:bits=7,huffman=true",
+}
+"""What `parse` takes in place of a spec."""
 
 _TOP = "topr:0.01"
 _FPR = "fpr=0.001"
@@ -23,4 +31,7 @@ TABLE_3 = {
     "SketchML": "nonzero/delta/sketch:bits=6",
     "SKCompress": "nonzero/deltahuffman/sketch:bits=7,huffman=true",
 }
-"""Name: spec. ``DR[index, value]`` is the paper's DR with the two as sub- and superscript; `raw` stands for its empty set."""
+"""Every row of the paper's Table 3, on the largest 1% where the method takes a sparse gradient.
+
+``DR[index, value]`` is the paper's DR with the two as sub- and superscript; `raw` stands for its empty set.
+"""

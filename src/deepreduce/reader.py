@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import kernels
 from .errors import CorruptError, TruncatedError
+from .kernels import codes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,7 +45,7 @@ def text(string: str) -> bytes:
 
 
 class Reader:
-    """Reads from the front of a buffer; every length is checked first.
+    """Reads from the front of a buffer; every length is checked first. Nobody can write to the buffer through it.
 
     >>> reader = Reader(b"\\x03abc\\x07")
     >>> reader.text(), reader.byte()
@@ -55,7 +57,7 @@ class Reader:
     """
 
     def __init__(self, buffer: Buffer) -> None:
-        self._view = memoryview(buffer).cast("B")
+        self._view = memoryview(buffer).toreadonly().cast("B")
         self.offset = 0
 
     @property
@@ -109,7 +111,50 @@ class Reader:
         wanted = np.dtype(dtype)
         return np.frombuffer(self.take(wanted.itemsize * count), np.uint8).copy().view(wanted)
 
+    def packed(self, count: int, width_bits: int) -> NDArray[np.uint64]:
+        """`count` numbers of `width_bits` bits each, with zero bits up to the next byte.
+
+        >>> Reader(bytes.fromhex("2103")).packed(3, 4)
+        array([1, 2, 3], dtype=uint64)
+        """
+        raw = self.take(kernels.bits.packed_bytes(count, width_bits))
+        expect_padding(raw, count * width_bits)
+        return kernels.bits.unpack(raw, width_bits, count)
+
     def expect_end(self) -> None:
         """Refuse bytes that nobody asked for."""
         if self.remaining:
             raise CorruptError(f"{self.remaining} unexpected bytes at offset {self.offset}")
+
+
+def expect_padding(packed: Part, used_bits: int) -> None:
+    """Refuse bits of the last byte that are not used and not zero; the bytes end with that of the last bit that is used.
+
+    >>> expect_padding(bytes.fromhex("2113"), 12)
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.CorruptError: bits after the last one, number 11, are not zero
+    """
+    if used_bits % 8 and packed[-1] >> used_bits % 8:
+        raise CorruptError(f"bits after the last one, number {used_bits - 1}, are not zero")
+
+
+_PROBLEMS = {
+    codes.BEYOND_LIMIT: "a number is too large",
+    codes.INVALID: "there are bits that stand for nothing",
+    codes.LEFT_OVER: "there is more than that",
+}
+
+
+def expect_decoded(code: int, what: str) -> None:
+    """Raise the error for the code that a decoding kernel returned, if it is below 0.
+
+    >>> expect_decoded(codes.ENDS_EARLY, "5 gaps in 2 bytes")
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.TruncatedError: 5 gaps in 2 bytes: the bytes end too early
+    """
+    if code == codes.ENDS_EARLY:
+        raise TruncatedError(f"{what}: the bytes end too early")
+    if code < 0:
+        raise CorruptError(f"{what}: {_PROBLEMS[code]}")

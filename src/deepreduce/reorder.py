@@ -50,10 +50,10 @@ def decode(part: Reader, count: int) -> Positions | None:
     if block == 0:
         raise CorruptError("an order has blocks of 0 values")
     width_bits = (block - 1).bit_length()
-    packed = part.take(kernels.bits.packed_bytes(count, width_bits))
+    local = part.packed(count, width_bits)
     part.expect_end()
     starts = np.arange(count, dtype=np.int64) // block * block
-    permutation = kernels.bits.unpack(packed, width_bits, count).astype(np.int64) + starts
+    permutation = local.astype(np.int64) + starts
     if int(permutation.max(initial=0)) >= count or not bool(np.all(np.bincount(permutation, minlength=count) == 1)):
         raise CorruptError(f"an order of {count} values is not a permutation")
     return permutation

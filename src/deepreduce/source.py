@@ -1,7 +1,7 @@
 """The seam between the walk and the place where a gradient lives.
 
 Only a few steps touch all `numel` elements: selecting, Bloom membership and gathering. They are methods of a `Source` (a gradient) and
-of its `Space` (the positions it has), so that a tensor on another device runs them there; codecs see the kept elements only.
+of its `Space` (the positions it has), so that a tensor on another device runs them there; codecs see the selected elements only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import kernels
 from .errors import InputError
-from .tensor import Positions, Shape, SparseTensor, Values, float_dtype
+from .tensor import Positions, Shape, SparseTensor, Support, Values, float_dtype
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Space:
 
 
 class Source(ABC):
-    """A gradient as the sparsifiers and the walk see it. All positions come back increasing."""
+    """A gradient as the sparsifiers and the walk see it."""
 
     space: Space
     dtype: np.dtype[Any]
@@ -51,28 +51,31 @@ class Source(ABC):
         return self.space.numel
 
     @abstractmethod
-    def all(self) -> Positions:
+    def all(self) -> Support:
         """Every position that is given: all of a dense gradient, the stored ones of a sparse one."""
 
     @abstractmethod
-    def nonzero(self) -> Positions:
-        """Positions whose bits are not all zero (so -0.0 is kept, and a round trip is exact)."""
+    def nonzero(self) -> Support:
+        """Positions of what is not zero; -0.0 is zero, NaN is not."""
 
     @abstractmethod
-    def top(self, count: int) -> Positions:
+    def top(self, count: int) -> Support:
         """The `count` largest magnitudes, ties by position; NaN and Inf are always among them, even if they are more than `count`."""
 
     @abstractmethod
-    def above(self, threshold: float) -> Positions:
+    def above(self, threshold: float) -> Support:
         """Positions with a magnitude of at least `threshold`, and NaN."""
 
     @abstractmethod
-    def chunk_top(self, chunk: int, count: int) -> Positions:
+    def chunk_top(self, chunk: int, count: int) -> Support:
         """`top` inside every run of `chunk` consecutive positions."""
 
     @abstractmethod
-    def gather(self, positions: Positions) -> Values:
-        """The values at these positions as a new host array; zero where a sparse gradient stores none."""
+    def gather(self, support: Support) -> Values:
+        """The values at these positions as a host array; zero where a sparse gradient stores none.
+
+        It may share its memory with the gradient, so it must not be written to.
+        """
 
 
 class DenseSource(Source):
@@ -84,24 +87,30 @@ class DenseSource(Source):
         self._flat = np.ascontiguousarray(array, self.dtype).reshape(-1)
         self._bits = self._flat.view(f"u{self.dtype.itemsize}")
 
-    def all(self) -> Positions:
-        return np.arange(self.numel, dtype=np.int64)
+    def all(self) -> Support:
+        return Support.all(self.numel)
 
-    def nonzero(self) -> Positions:
-        return kernels.selection.at_least(self._bits, kernels.selection.ALL_BITS[self.dtype.itemsize], 1)
+    def nonzero(self) -> Support:
+        return self._selected(kernels.selection.at_least(self._bits, kernels.selection.MAGNITUDE[self.dtype.itemsize], 1))
 
-    def top(self, count: int) -> Positions:
-        return kernels.selection.top(self._bits, self.dtype, count)
+    def top(self, count: int) -> Support:
+        return self._selected(kernels.selection.top(self._bits, self.dtype, count)) if count < self.numel else self.all()
 
-    def above(self, threshold: float) -> Positions:
-        return kernels.selection.above(self._bits, self.dtype, threshold)
+    def above(self, threshold: float) -> Support:
+        return self._selected(kernels.selection.above(self._bits, self.dtype, threshold))
 
-    def chunk_top(self, chunk: int, count: int) -> Positions:
+    def chunk_top(self, chunk: int, count: int) -> Support:
         bounds = np.append(np.arange(0, self.numel, chunk), self.numel)
-        return kernels.selection.top_between(self._bits, self.dtype, bounds, count)
+        return self._selected(kernels.selection.top_between(self._bits, self.dtype, bounds, count))
 
-    def gather(self, positions: Positions) -> Values:
-        return self._flat[positions]
+    def gather(self, support: Support) -> Values:
+        if not support.is_all:
+            return self._flat[support.positions]
+        # To a compiler of kernels, memory that cannot be written is another type: it would compile all of them once more.
+        return self._flat if self._flat.flags.writeable else self._flat.copy()
+
+    def _selected(self, positions: Positions) -> Support:
+        return Support.trusted(positions, self.numel)
 
 
 class SparseSource(Source):
@@ -110,60 +119,68 @@ class SparseSource(Source):
     def __init__(self, tensor: SparseTensor) -> None:
         self.space = Space(tensor.shape)
         self.dtype = tensor.dtype
-        self._indices = tensor.indices
+        self._support = tensor.support
         self._stored = DenseSource(tensor.values)
 
-    def all(self) -> Positions:
-        return self._indices
+    def all(self) -> Support:
+        return self._support
 
-    def nonzero(self) -> Positions:
-        return self._indices[self._stored.nonzero()]
+    def nonzero(self) -> Support:
+        return self._selected(self._stored.nonzero())
 
-    def top(self, count: int) -> Positions:
-        return self._indices[self._stored.top(count)]
+    def top(self, count: int) -> Support:
+        return self._selected(self._stored.top(count))
 
-    def above(self, threshold: float) -> Positions:
-        return self._indices[self._stored.above(threshold)]
+    def above(self, threshold: float) -> Support:
+        return self._selected(self._stored.above(threshold))
 
-    def chunk_top(self, chunk: int, count: int) -> Positions:
-        starts = np.flatnonzero(np.diff(self._indices // chunk, prepend=-1))
-        bounds = np.append(starts, self._indices.size)
-        return self._indices[kernels.selection.top_between(self._stored._bits, self.dtype, bounds, count)]
+    def chunk_top(self, chunk: int, count: int) -> Support:
+        indices = self._support.positions
+        bounds = np.append(np.flatnonzero(np.diff(indices // chunk, prepend=-1)), indices.size)
+        stored = kernels.selection.top_between(self._stored._bits, self.dtype, bounds, count)
+        return self._selected(Support.trusted(stored, indices.size))
 
-    def gather(self, positions: Positions) -> Values:
-        found = np.searchsorted(self._indices, positions)
-        found[found == self._indices.size] = 0
+    def gather(self, support: Support) -> Values:
+        if support is self._support or (support.is_all and self._support.is_all):
+            return self._stored.gather(self._stored.all())
+        indices, positions = self._support.positions, support.positions
+        found = np.searchsorted(indices, positions)
+        found[found == indices.size] = 0
         values = np.zeros(positions.size, self.dtype)
-        if self._indices.size:
-            hit = self._indices[found] == positions
-            values[hit] = self._stored.gather(found[hit])
+        if indices.size:
+            hit = indices[found] == positions
+            values[hit] = self._stored._flat[found[hit]]
         return values
+
+    def _selected(self, stored: Support) -> Support:
+        """The positions of some of the stored values, given by their numbers."""
+        return self._support if stored.is_all else Support.trusted(self._support.positions[stored.positions], self.numel)
 
 
 class Selected(Source):
     """A gradient of which positions were selected before: the sparsifier `none` selects these; lossy index codecs see the rest."""
 
-    def __init__(self, source: Source, selected: Positions) -> None:
+    def __init__(self, source: Source, selected: Support) -> None:
         self.space, self.dtype = source.space, source.dtype
         self._source, self._selected = source, selected
 
-    def all(self) -> Positions:
+    def all(self) -> Support:
         return self._selected
 
-    def nonzero(self) -> Positions:
+    def nonzero(self) -> Support:
         return self._source.nonzero()
 
-    def top(self, count: int) -> Positions:
+    def top(self, count: int) -> Support:
         return self._source.top(count)
 
-    def above(self, threshold: float) -> Positions:
+    def above(self, threshold: float) -> Support:
         return self._source.above(threshold)
 
-    def chunk_top(self, chunk: int, count: int) -> Positions:
+    def chunk_top(self, chunk: int, count: int) -> Support:
         return self._source.chunk_top(chunk, count)
 
-    def gather(self, positions: Positions) -> Values:
-        return self._source.gather(positions)
+    def gather(self, support: Support) -> Values:
+        return self._source.gather(support)
 
 
 def as_source(gradient: object) -> Source:

@@ -13,10 +13,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from .. import registry
+from .. import registry, specs
 from ..errors import ConfigError
 from ..inspection import MessageInfo, TensorInfo, inspect
-from ..presets import TABLE_3
+from ..presets import PRESETS, TABLE_3
 from . import files, output
 
 
@@ -99,15 +99,15 @@ def run_codecs(args: argparse.Namespace) -> None:
         for column in ("name", "parameters", "what it does"):
             table.add_column(column, overflow="fold")
         for entry in stage.table:
-            table.add_row(entry.name, registry.signature(entry), _summary(entry.codec))
+            table.add_row(entry.name, specs.signature(entry), _summary(entry.codec))
         for name in registry.third_party(stage):
             table.add_row(name, *_of_another_package(stage, name))
         console.print(table, "")
-    for title, specs in (("presets", registry.PRESETS), ("the paper's methods (its Table 3)", TABLE_3)):
+    for title, named in (("presets", PRESETS), ("the paper's methods (its Table 3)", TABLE_3)):
         table = _titled(title)
         table.add_column("name", no_wrap=True)
         table.add_column("spec")
-        for name, spec in specs.items():
+        for name, spec in named.items():
             table.add_row(Text(name), spec)
         console.print(table, "")
 
@@ -116,7 +116,7 @@ def _of_another_package(stage: registry.Stage, name: str) -> tuple[str, str]:
     """Its parameters and what it does, or why that cannot be said."""
     try:
         entry = stage.by_name(name)
-        return (registry.signature(entry), _summary(entry.codec)) if entry else ("", "")
+        return (specs.signature(entry), _summary(entry.codec)) if entry else ("", "")
     except ConfigError as error:
         return "", str(error)
 

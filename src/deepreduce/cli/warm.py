@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import pipeline, registry
+from .. import pipeline, registry, specs
 from ..tensor import FLOAT_DTYPES
 
 
@@ -27,10 +27,10 @@ def add(commands: Any) -> None:
 def run_warmup(args: argparse.Namespace) -> None:
     """Compile, and say how long it took."""
     start = time.perf_counter()
-    specs = args.codec or all_specs()
-    for spec in specs:
+    chosen = args.codec or all_specs()
+    for spec in chosen:
         compile_for(spec)
-    print(f"compiled the kernels of {len(specs)} spec(s) in {time.perf_counter() - start:.1f} s")
+    print(f"compiled the kernels of {len(chosen)} spec(s) in {time.perf_counter() - start:.1f} s")
 
 
 def compile_for(spec: str) -> None:
@@ -53,4 +53,4 @@ def all_specs() -> list[str]:
 
 
 def _without_arguments(stage: registry.Stage) -> list[str]:
-    return [entry.name for entry in stage.table if not registry.missing_parameters(entry, {})]
+    return [entry.name for entry in stage.table if not specs.missing_parameters(entry, {})]

@@ -13,7 +13,7 @@ from ..codec import IndexCodec, spelled
 from ..errors import ConfigError, CorruptError
 from ..reader import Reader, varint
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Positions, Support
 
 Policy = Literal["naive", "p0", "p1", "p2", "leftmost", "middle", "rightmost"]
 
@@ -67,18 +67,18 @@ class Bloom(IndexCodec):
     def slips(self) -> bool:
         return self.policy == "naive"
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        bloom = Filter.holding(kept, self._rate(kept.size, space.numel), seed)
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
+        bloom = Filter.holding(selected.positions, self._rate(selected.nnz, space.numel), seed)
         if self.slips:
-            return bloom.part(), kept
-        wanted = space.numel if self.policy == "p0" else kept.size
-        return bloom.part(), _POLICIES[self.policy](bloom, space, wanted)
+            return bloom.part(), selected
+        wanted = space.numel if self.policy == "p0" else selected.nnz
+        return bloom.part(), Support.trusted(_POLICIES[self.policy](bloom, space, wanted), space.numel)
 
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         support = _POLICIES[self.policy](Filter.read(part), space, nnz)
         if support.size != nnz:
             raise CorruptError(f"a Bloom filter gives {support.size} positions or more by policy {self.policy}, the header says {nnz}")
-        return support
+        return Support.trusted(support, space.numel)
 
     def max_bytes(self, nnz: int, space: Space) -> int:
         # The rate that is chosen where none is given grows with what is kept, so that of one position needs the most bits for each.

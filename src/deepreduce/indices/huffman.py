@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
-from ..reader import Reader
+from ..reader import Reader, expect_decoded
 from ..source import Space
 from ..tensor import Positions
 from .keys import KeyCodec, key_bytes
@@ -20,7 +20,7 @@ class HuffmanIndex(KeyCodec):
     """`huffman`: Huffman code over the bytes of 32-bit keys (64-bit for tensors above 2**32 elements), as in the paper's section 11.
 
     Lossless. One code for all bytes, from how often each byte occurs in the keys 0 to numel - 1: reader and writer both compute it, so that
-    it is never sent. It mostly removes the zero bytes of keys far below 2**32, and knows nothing of where the kept elements lie; `rice`,
+    it is never sent. It mostly removes the zero bytes of keys far below 2**32, and knows nothing of where the positions lie; `rice`,
     `deltahuffman` and `pco` take half of its size or less. Keys may stand in any order, so a value codec that sorts costs no order section.
 
     >>> import deepreduce as dr, numpy as np
@@ -30,13 +30,15 @@ class HuffmanIndex(KeyCodec):
     19.8
     """
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        keys = kept.astype(f"<u{key_bytes(space.numel)}")
-        return kernels.huffman.encode(keys.view(np.uint8).astype(np.uint16), code_lengths(space.numel)), kept
+    def _write(self, keys: Positions, numel: int) -> bytes:
+        wide = keys.astype(f"<u{key_bytes(numel)}")
+        return kernels.huffman.encode(wide.view(np.uint8).astype(np.uint16), code_lengths(numel))
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
         width = key_bytes(space.numel)
-        symbols = kernels.huffman.decode(part.rest(), code_lengths(space.numel), nnz * width)
+        packed = part.rest()
+        symbols, code = kernels.huffman.decode(packed, code_lengths(space.numel), nnz * width)
+        expect_decoded(code, f"{nnz} keys of {width} code words in {len(packed)} bytes")
         return symbols.astype(np.uint8).view(f"<u{width}").astype(np.int64)
 
     def max_bytes(self, nnz: int, space: Space) -> int:

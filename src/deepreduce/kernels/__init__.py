@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import bits as bits
     from . import bloom as bloom
+    from . import codes as codes
     from . import dexp as dexp
     from . import draw as draw
     from . import fit as fit
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from . import selection as selection
     from . import shaped as shaped
     from . import sketch as sketch
+    from . import tablesize as tablesize
     from . import ternary as ternary
 
 

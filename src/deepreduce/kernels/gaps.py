@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bits import Bytes, Words, put
+from .codes import BEYOND_LIMIT, ENDS_EARLY
 from .jit import inline, kernel
 
 Positions = NDArray[np.int64]
@@ -15,9 +16,6 @@ Widths = NDArray[np.uint8]
 BLOCK = 64
 MAX_WIDTH_BITS = 56
 """The widest number that lies in 8 bytes wherever it begins; it also keeps the sum of a block below 2**63."""
-
-ENDS_EARLY, BEYOND_LIMIT = -1, -2
-"""What `unpack` returns for bytes that hold less numbers than asked for, and for numbers that add up to more than allowed."""
 
 _1, _3, _7 = np.uint64(1), np.uint64(3), np.uint64(7)
 _BEFORE_0 = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -94,7 +92,7 @@ def pack(gaps: Numbers, widths: Widths, width_bits: int, words: Words) -> None:
 
 @kernel
 def unpack(packed: Bytes, size_bits: int, width_bits: int, numel: int, out: Numbers) -> int:
-    """The positions whose gaps were packed. Returns the bits that were used, or one of the negative codes above.
+    """The positions whose gaps were packed. Returns the bits that were used, or `ENDS_EARLY` or `BEYOND_LIMIT`.
 
     `packed` is `padded` and holds `size_bits`, the widths among them; `numel` is at most 2**MAX_WIDTH_BITS.
     """

@@ -8,16 +8,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CorruptError
 from . import huffman
 from .bits import Words, get, put, to_bytes, to_words, zero_words
+from .codes import BEYOND_LIMIT, ENDS_EARLY, INVALID
 from .huffman import Codes, Counts, Lengths, Table, bit_length
 from .jit import inline, kernel
 
 Numbers = NDArray[np.uint64]
 Positions = NDArray[np.int64]
 
-_OUTSIDE = -2
 _NEAR_BITS = 64 - huffman.LONGEST  # a rest of so many bits is in the same 64 as the word before it
 
 
@@ -121,7 +120,7 @@ def _encode(kept: Positions, lengths: Lengths, codes: Codes, finer: int, words: 
 
 @kernel
 def _decode(words: Words, end: int, table: Table, mask: np.uint64, least: Numbers, numel: np.uint64, out: Positions) -> int:
-    """The bit after the last gap, which may lie after `end`; `INVALID` for bits that begin no word, `_OUTSIDE` for a position too far."""
+    """The bit after the last gap, which may lie after `end`; `INVALID` for no word, `BEYOND_LIMIT` for a position too far."""
     at, after = 0, np.uint64(0)
     for i in range(out.size):
         if at > end:
@@ -129,14 +128,14 @@ def _decode(words: Words, end: int, table: Table, mask: np.uint64, least: Number
         bits = get(words, at)
         entry = table[bits & mask]
         if entry == 0:
-            return huffman.INVALID
+            return INVALID
         length, rest_bits = entry & 255, entry >> 8 & 255
         # A word that runs past the end is seen in the next round; its rest is read from where there are bits.
         rest = bits >> np.uint64(length) if rest_bits <= _NEAR_BITS else get(words, min(at + length, end))
         at += length + rest_bits
         after += least[entry >> 16] + _low(rest, rest_bits)
         if after >= numel:
-            return _OUTSIDE
+            return BEYOND_LIMIT
         out[i] = np.int64(after)
         after += np.uint64(1)
     return at
@@ -166,19 +165,17 @@ def encode(kept: Positions, lengths: Lengths, finer: int, size_bits: int) -> byt
     return to_bytes(words, size_bits)
 
 
-def decode(packed: bytes | memoryview, lengths: Lengths, finer: int, count: int, numel: int) -> Positions:
-    """The inverse of `encode`. Refuses bytes that do not hold exactly `count` positions below `numel` and the zeros after them.
+def decode(packed: bytes | memoryview, lengths: Lengths, finer: int, count: int, numel: int) -> tuple[Positions, int]:
+    """The inverse of `encode`, and 0; or a code below 0, if the bytes do not hold exactly `count` positions below `numel`, then zeros.
 
-    >>> kept, finer = np.array([3, 4, 4000]), 1
-    >>> counts = prefix_counts(kept, finer)[finer]
+    >>> positions, finer = np.array([3, 4, 4000]), 1
+    >>> counts = prefix_counts(positions, finer)[finer]
     >>> lengths = huffman.code_lengths(counts)
-    >>> decode(encode(kept, lengths, finer, size_bits(counts, lengths, finer)), lengths, finer, count=3, numel=5000)
-    array([   3,    4, 4000])
+    >>> decode(encode(positions, lengths, finer, size_bits(counts, lengths, finer)), lengths, finer, count=3, numel=5000)
+    (array([   3,    4, 4000]), 0)
     """
-    huffman.expect_bits(packed, count)
+    if count > 8 * len(packed):
+        return np.empty(0, np.int64), ENDS_EARLY
     positions, words = np.empty(count, np.int64), to_words(packed)
     at = _decode(words, 8 * len(packed), *_table(lengths, finer), np.uint64(numel), positions)
-    if at == _OUTSIDE:
-        raise CorruptError(f"gaps that reach beyond {numel} positions")
-    huffman.expect_end(words, packed, at)
-    return positions
+    return positions, huffman.end_code(words, len(packed), at)

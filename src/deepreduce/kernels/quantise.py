@@ -79,6 +79,5 @@ def _restore(words: Words, norms: Floats, bucket: int, width_bits: int, out: NDA
 
 
 def restore(packed: bytes | memoryview, norms: Floats, bucket: int, width_bits: int, out: NDArray[Any]) -> None:
-    """The inverse of `quantise` into `out` (float32 or float64), whose size is that of the values. Refuses padding that is not zero."""
-    bits.expect_padding(packed, out.size * width_bits)
+    """The inverse of `quantise` into `out` (float32 or float64), whose size is that of the values. The padding is not looked at."""
     _restore(bits.to_words(packed), norms, bucket, width_bits, out)

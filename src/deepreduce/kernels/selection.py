@@ -16,7 +16,8 @@ from .jit import kernel
 Positions = NDArray[np.int64]
 Bits = NDArray[Any]
 
-ALL_BITS = {n: 2 ** (8 * n) - 1 for n in (2, 4, 8)}
+MAGNITUDE = {n: 2 ** (8 * n - 1) - 1 for n in (2, 4, 8)}
+"""All bits of a float of n bytes but the sign."""
 _BIN_BITS = 15
 _SMALL = 1 << 15  # below this, the table of bins costs more than the elements
 
@@ -89,7 +90,7 @@ def at_least(bits: Bits, mask: int, least: int) -> Positions:
 
 def above(bits: Bits, dtype: np.dtype[Any], threshold: float) -> Positions:
     """Positions with |x| >= threshold, and NaN."""
-    return at_least(bits, ALL_BITS[dtype.itemsize] >> 1, pattern_of(threshold, dtype))
+    return at_least(bits, MAGNITUDE[dtype.itemsize], pattern_of(threshold, dtype))
 
 
 def pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
@@ -104,14 +105,12 @@ def pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
 
 
 def top(bits: Bits, dtype: np.dtype[Any], count: int) -> Positions:
-    """The `count` largest |x|, ties by position, and every non-finite element.
+    """The `count` largest |x| of more than so many, ties by position, and every non-finite element.
 
     Two passes over all elements (a histogram of the leading bits; compaction of what lies in the last needed bin or above), then
     exact selection among those candidates.
     """
-    if count >= bits.size:
-        return np.arange(bits.size, dtype=np.int64)
-    mask, infinity = ALL_BITS[dtype.itemsize] >> 1, _infinity(dtype)
+    mask, infinity = MAGNITUDE[dtype.itemsize], _infinity(dtype)
     if bits.size < _SMALL:
         count = max(count, int(_count(bits, _typed(mask, bits), _typed(infinity, bits))))
         return _top_of(bits, mask, np.arange(bits.size, dtype=np.int64), count)
@@ -161,5 +160,5 @@ def top_between(bits: Bits, dtype: np.dtype[Any], bounds: Positions, count: int)
     """`top` inside each of the ranges bounds[i] to bounds[i + 1], none of which is empty."""
     if bits.size == 0:
         return np.empty(0, np.int64)
-    mask = _typed(ALL_BITS[dtype.itemsize] >> 1, bits)
+    mask = _typed(MAGNITUDE[dtype.itemsize], bits)
     return _top_between(bits, mask, _typed(_infinity(dtype), bits), bounds, count)

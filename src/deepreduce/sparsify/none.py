@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source
-from ..tensor import Positions
+from ..tensor import Support
 
 
 @dataclass(frozen=True)
@@ -20,5 +20,5 @@ class Keep(Sparsifier):
     lossless: ClassVar[bool] = True
     selects_nonfinite: ClassVar[bool] = True
 
-    def select(self, source: Source, seed: int) -> Positions:
+    def select(self, source: Source, seed: int) -> Support:
         return source.all()

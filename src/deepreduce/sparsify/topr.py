@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source
-from ..tensor import Positions
+from ..tensor import Support
 from .amount import check_amount, count_of, same_amount
 
 
@@ -31,5 +31,5 @@ class TopR(Sparsifier):
     def __eq__(self, other: object) -> bool:
         return same_amount(self, other)
 
-    def select(self, source: Source, seed: int) -> Positions:
+    def select(self, source: Source, seed: int) -> Support:
         return source.top(count_of(self.amount, source.numel))

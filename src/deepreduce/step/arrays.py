@@ -178,7 +178,7 @@ class Host(Arrays):
         self._add(array.reshape(-1), part, -part.values.astype(array.dtype, copy=False))
 
     def _add(self, flat: Array, part: SparseTensor, values: Values) -> None:
-        if part.nnz == flat.size:
+        if part.support.is_all:
             flat += values
         else:
             flat[part.indices] += values

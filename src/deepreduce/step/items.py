@@ -18,7 +18,7 @@ from ..message import Record
 from ..pipeline import DeepReduce, decode_batch, encode_batch, parse
 from ..source import Selected, Source, Space, SparseSource
 from ..sparsify.none import Keep
-from ..tensor import Positions, Shape, SparseTensor
+from ..tensor import Shape, SparseTensor, Support, as_support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
 
@@ -33,7 +33,7 @@ class Item:
     name: str
     content: Array | SparseTensor
     codec: DeepReduce
-    selected: Positions | None = None
+    selected: Support | None = None
     idle: bool = False
 
     @property
@@ -75,9 +75,9 @@ class Item:
         """Return the seed of this tensor; where positions follow from it, all ranks share it, so that their sum has no more."""
         return seed.of(self.name, shared=isinstance(self.codec.index, Seeded))
 
-    def select(self, seed: StepSeed) -> Positions:
+    def select(self, seed: StepSeed) -> Support:
         """Return the positions that the sparsifier selects."""
-        return self.codec.sparsifier.select(self.source, self.seed(seed))
+        return as_support(self.codec.sparsifier.select(self.source, self.seed(seed)), self.numel)
 
     def to_send(self) -> tuple[DeepReduce, Source]:
         """Return the codec and the source for the pipeline.

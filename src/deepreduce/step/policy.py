@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Protocol
 
 from ..errors import ConfigError
@@ -32,6 +32,11 @@ def policy_of(spec: str | DeepReduce | Policy, small_numel: int) -> Policy:
     if isinstance(spec, type) or not callable(getattr(spec, "codec_for", None)):
         raise ConfigError(f"a spec is a string, a DeepReduce or an object with codec_for(name, source), got {shown(spec)}")
     return spec
+
+
+def title(policy: str | DeepReduce | Policy) -> str:
+    """Return how a policy is called, the same on all ranks: the text of an object without one of its own would hold an address."""
+    return str(policy) if isinstance(policy, str | DeepReduce) or is_dataclass(policy) else type(policy).__name__
 
 
 def _parsed(spec: str | DeepReduce) -> DeepReduce:

@@ -22,7 +22,7 @@ from . import sums
 from .arrays import HOST, arrays_of
 from .frame import Exchange, Failure
 from .items import Encoded, Item, naming, summary
-from .policy import Policy
+from .policy import Policy, title
 from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
 from .stats import StepStats
@@ -193,7 +193,7 @@ class Reducer:
 
     def _exchange(self, bucket: Bucket) -> Exchange:
         shapes = [tuple(gradient.shape) for gradient in bucket.gradients]
-        identity = repr((str(self.policy), self.topology, self.per, self.small_numel, shapes))
+        identity = repr((title(self.policy), self.topology, self.per, self.small_numel, shapes))
         limit_bytes = sum(20 * _numel(gradient) + 4096 for gradient in bucket.gradients)
         return Exchange(summary(bucket.names), zlib.crc32(identity.encode()), bucket.step, limit_bytes)
 
@@ -217,7 +217,7 @@ def _narrow(compensated: Gradient, gradient: Gradient) -> Gradient:
     if not isinstance(compensated, SparseTensor):
         arrays = arrays_of(compensated)
         return arrays.narrow(compensated, arrays.dtype(gradient))
-    return SparseTensor(compensated.indices, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
+    return SparseTensor.trusted(compensated.support, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
 
 
 def _touched(item: Item, gradient: Gradient) -> Gradient:

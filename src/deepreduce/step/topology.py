@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import ceil
 from typing import ClassVar, NoReturn
 
@@ -17,7 +18,7 @@ import numpy as np
 from ..errors import ConfigError, FormatError
 from ..indices.seeded import Seeded
 from ..parameters import shown
-from ..tensor import Positions, SparseTensor
+from ..tensor import SparseTensor, Support
 from . import items, sums
 from .arrays import arrays_of
 from .frame import Buffer, Exchange, Failure, Payload, PeerFailure, open_frames, seal
@@ -228,18 +229,15 @@ class Sharded(Topology):
 def _cut(tensor: Item, seed: StepSeed, size: int) -> list[Item]:
     """The ranges of a tensor, by their owners. Positions are selected in the whole tensor."""
     ends = sums.bounds(tensor.numel, size)
-    selected = np.empty(0, np.int64) if tensor.idle else tensor.select(seed)
-    places = np.searchsorted(selected, ends)
-    pieces = []
-    for low, high, first, last in zip(ends, ends[1:], places, places[1:], strict=False):
-        shape = sums.range_shape(tensor.shape, low, high)
-        content = (
-            sums.between(tensor.content, low, high, shape)
-            if isinstance(tensor.content, SparseTensor)
-            else tensor.arrays.between(tensor.content, low, high, shape)
-        )
-        pieces.append(replace(tensor, content=content, selected=selected[first:last] - low))
-    return pieces
+    selected = Support(np.empty(0, np.int64), tensor.numel) if tensor.idle else tensor.select(seed)
+    return [_piece(tensor, part, low, high) for part, (low, high) in zip(sums.cut(selected, ends), pairwise(ends), strict=True)]
+
+
+def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
+    shape = sums.range_shape(tensor.shape, low, high)
+    if isinstance(tensor.content, SparseTensor):
+        return replace(tensor, content=sums.between(tensor.content, low, high, shape), selected=selected)
+    return replace(tensor, content=tensor.arrays.between(tensor.content, low, high, shape), selected=selected)
 
 
 def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
@@ -286,22 +284,23 @@ def _mean(parts: Sequence[SparseTensor], tensor: Item, divisor: int) -> Gradient
 
 def _outgoing(tensor: Item, mean: Gradient, parts: Sequence[SparseTensor], most: int | None) -> Item:
     if isinstance(mean, SparseTensor):
-        content: Gradient = SparseTensor(mean.indices, arrays_of(mean.values).narrow(mean.values, tensor.dtype), mean.shape)
+        content: Gradient = SparseTensor.trusted(mean.support, arrays_of(mean.values).narrow(mean.values, tensor.dtype), mean.shape)
     else:
         content = tensor.arrays.narrow(mean, tensor.dtype)
     outgoing = replace(tensor, content=content, idle=False)
     return replace(outgoing, selected=_selected(outgoing, parts, most))
 
 
-def _selected(tensor: Item, parts: Sequence[SparseTensor], most: int | None) -> Positions:
+def _selected(tensor: Item, parts: Sequence[SparseTensor], most: int | None) -> Support:
     """What an owner sends of a sum: the positions it got, or as many of the strongest elements, and at most `most`."""
     if isinstance(tensor.codec.index, Seeded):
-        return np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
+        drawn = np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
+        return Support.trusted(drawn, tensor.numel)
     received = sums.union(parts)
     if tensor.codec.sparsifier.lossless:
         return received
-    limit = received.size if most is None else min(received.size, most)
-    return tensor.source.top(limit) if limit else received[:0]
+    limit = received.nnz if most is None else min(received.nnz, most)
+    return tensor.source.top(limit) if limit else received
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}

@@ -74,7 +74,7 @@ class TorchArrays(Arrays):
         self._add(array.view(-1), part, -to_torch(part.values).to(array.device, array.dtype))
 
     def _add(self, flat: torch.Tensor, part: SparseTensor, values: torch.Tensor) -> None:
-        if part.nnz == flat.numel():
+        if part.support.is_all:
             flat += values
         else:
             flat.scatter_add_(0, to_torch(part.indices).to(flat.device), values)  # five times as fast on a CPU as index_add_

@@ -18,7 +18,7 @@ from ..parameters import natural, shown
 from ..pipeline import DeepReduce
 from ..step.checkpoint import Checkpoint, memory_of
 from ..step.frame import Exchange, PeerFailure
-from ..step.policy import Policy, policy_of
+from ..step.policy import Policy, policy_of, title
 from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
@@ -103,7 +103,7 @@ class DeepReduceState:
         self.memory = _memory(memory)
         self.names = Names(model)
         self.step = 0
-        self._title = f"{spec if isinstance(spec, str) else policy}, {'dense' if self.options.dense else self.reducer.topology.name}, "
+        self._title = f"{title(spec)}, {'dense' if self.options.dense else self.reducer.topology.name}, "
         self._title += f"{memory}, per {per} from {small_tensor_numel} elements"
         self._stats = Stats(history)
         self._trial = Trial() if never_slower else None

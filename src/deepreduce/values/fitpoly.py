@@ -61,7 +61,7 @@ class CurveCodec(LossyValueCodec):
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
         count = part.varint(limit=nnz)
         run_bits = self._run_bits(nnz)
-        runs = kernels.bits.unpack(part.take(kernels.bits.packed_bytes(count, run_bits)), run_bits, count).astype(np.int64)
+        runs = part.packed(count, run_bits).astype(np.int64)
         lengths, kinds = (runs >> self.kind_bits) + 1, runs & ((1 << self.kind_bits) - 1)
         self._check_runs(lengths, kinds, nnz)
         terms = kernels.fit.terms(lengths, kinds, self.polynomial_degree)

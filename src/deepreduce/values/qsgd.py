@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..codec import LossyValueCodec, ValueCodec
 from ..errors import ConfigError, CorruptError
-from ..reader import Reader
+from ..reader import Reader, expect_padding
 from ..tensor import Values
 from .floats import at_least_32_bits, limits, peak, round_up
 from .raw import RawValue
@@ -65,6 +65,7 @@ class QSGD(LossyValueCodec):
         if not bool(np.all((norms >= 0) & (norms <= self.largest))):
             raise CorruptError("a norm of qsgd is negative or not finite")
         packed = part.take(kernels.bits.packed_bytes(nnz, self.bits))
+        expect_padding(packed, nnz * self.bits)
         out = np.empty(nnz, np.float64 if dtype.itemsize == 8 else np.float32)
         kernels.quantise.restore(packed, norms, self.bucket, self.bits, out)
         with np.errstate(over="ignore"):  # only in bytes that no writer made

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
+from ..code_table import read_lengths, write_lengths
 from ..codec import LossyValueCodec, ValueCodec
 from ..errors import ConfigError, CorruptError
-from ..reader import Reader
+from ..reader import Reader, expect_decoded
 from ..tensor import Values
 from .floats import at_least_32_bits, limits, peak
 from .raw import RawValue
@@ -107,15 +108,18 @@ class Sketch(LossyValueCodec):
         if not self.huffman:
             return kernels.bits.pack(ids.astype(np.uint64), self.bits)
         lengths = kernels.huffman.code_lengths(np.bincount(ids, minlength=self.buckets))
-        return kernels.huffman.write_lengths(lengths) + kernels.huffman.encode(ids.astype(np.uint16), lengths)
+        return write_lengths(lengths) + kernels.huffman.encode(ids.astype(np.uint16), lengths)
 
     def _decode_ids(self, part: Reader, nnz: int) -> NDArray[Any]:
         if self.groups:
             return self._decode_groups(part, nnz)
         if not self.huffman:
-            return _take_packed(part, self.bits, nnz)
-        lengths = kernels.huffman.read_lengths(part, self.buckets)
-        return kernels.huffman.decode(part.rest(), lengths, nnz)
+            return part.packed(nnz, self.bits).astype(np.uint8)
+        lengths = read_lengths(part, self.buckets)
+        packed = part.rest()
+        ids, code = kernels.huffman.decode(packed, lengths, nnz)
+        expect_decoded(code, f"{nnz} code words in {len(packed)} bytes")
+        return ids
 
     def _encode_groups(self, ids: Ids) -> bytes:
         groups, inside = ids // np.uint8(self.group_size), ids % np.uint8(self.group_size)
@@ -124,9 +128,9 @@ class Sketch(LossyValueCodec):
         return packed + kernels.bits.pack(cells.astype(np.uint64), self.group_size.bit_length() - 1)
 
     def _decode_groups(self, part: Reader, nnz: int) -> NDArray[Any]:
-        groups = _take_packed(part, self.groups.bit_length() - 1, nnz)
+        groups = part.packed(nnz, self.groups.bit_length() - 1).astype(np.uint8)
         count = kernels.sketch.minmax_cells(groups, self.groups, self.rows, self.columns)
-        cells = _take_packed(part, self.group_size.bit_length() - 1, count)
+        cells = part.packed(count, self.group_size.bit_length() - 1).astype(np.uint8)
         inside = kernels.sketch.minmax_query(groups, cells, self.groups, self.rows, self.columns)
         return groups * np.uint8(self.group_size) + inside
 
@@ -168,8 +172,3 @@ def _read_means(part: Reader, count: int, dtype: np.dtype[Any]) -> Values:
     if not peak(means) < np.inf:
         raise CorruptError("a mean of a sketch is not finite")
     return means.astype(dtype, copy=False)
-
-
-def _take_packed(part: Reader, width_bits: int, count: int) -> Ids:
-    packed = part.take(kernels.bits.packed_bytes(count, width_bits))
-    return kernels.bits.unpack(packed, width_bits, count).astype(np.uint8)
