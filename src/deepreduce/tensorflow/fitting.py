@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ..errors import ConfigError
+
 
 def enable_fit(model: Any) -> Any:
     """Let `fit` and `evaluate` of this model run on several workers: the same model, before its first `fit`.
@@ -18,13 +20,19 @@ def enable_fit(model: Any) -> Any:
     """
     strategy = model.distribute_strategy
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        model._maybe_symbolic_build = _own_build(model, strategy)
+        _build_alone(model, strategy)
         model.train_step = _with_axis(model.train_step)
         model.test_step = _with_axis(model.test_step)
     return model
 
 
-def _own_build(model: Any, strategy: Any) -> Callable[..., None]:
+def _build_alone(model: Any, strategy: Any) -> None:
+    """Let the model learn its shapes from the batch of this worker. Keras has no public way to say so; the names are those of Keras 3.15."""
+    if not (callable(getattr(model, "_maybe_symbolic_build", None)) and callable(getattr(model, "_symbolic_build", None))):
+        raise ConfigError(
+            f"enable_fit needs Keras 3 on TensorFlow, as in 3.15, found Keras {keras.__version__}; a loop of your own does not"
+        )
+
     def own_part(value: Any) -> Any:
         return strategy.experimental_local_results(value)[0]
 
@@ -35,7 +43,7 @@ def _own_build(model: Any, strategy: Any) -> Callable[..., None]:
         with strategy.scope():
             model._symbolic_build(data_batch=data_batch)
 
-    return build
+    model._maybe_symbolic_build = build
 
 
 def _with_axis(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
