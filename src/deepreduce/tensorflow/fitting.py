@@ -27,7 +27,7 @@ def enable_fit(model: Any) -> Any:
 
 
 def _build_alone(model: Any, strategy: Any) -> None:
-    """Let the model learn its shapes from the batch of this worker. Keras has no public way to say so; the names are those of Keras 3.15."""
+    """Let the model learn its shapes from the batch of this worker. Keras has no public way for it; the names are those of 3.15."""
     if not (callable(getattr(model, "_maybe_symbolic_build", None)) and callable(getattr(model, "_symbolic_build", None))):
         raise ConfigError(
             f"enable_fit needs Keras 3 on TensorFlow, as in 3.15, found Keras {keras.__version__}; a loop of your own does not"

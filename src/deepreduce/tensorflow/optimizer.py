@@ -7,16 +7,19 @@ from math import prod
 from typing import Any, Literal, Self
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ..errors import ConfigError
 from ..parameters import natural
 from ..pipeline import DeepReduce, parse
+from ..source import SparseSource
 from ..step.arrays import wide_dtype
 from ..step.policy import BySize, Policy, policy_of
 from ..step.reducer import Reducer
 from ..step.stats import Stats
 from ..step.topology import Sharded, Topology, topology_of
+from ..tensor import Shape, SparseTensor
 from .exchange import exchange, name_of, slot_of
 from .host import HostSteps
 
@@ -34,8 +37,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     - `spec`: a spec string, a `DeepReduce`, or an object with `codec_for(name, source)` such as `BySize`.
     - `memory`: ``"residual"`` for error feedback, in variables of this optimizer that are saved with it, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
-    - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, which the others
-      are made of here: they save no bytes.
+    - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
+      others are made here: they save no bytes.
     - `seed`: of all that is drawn at random. `history`: steps of which `stats()` keeps the details.
 
     >>> optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), "topr:1/raw/raw", small_tensor_numel=0)
@@ -110,19 +113,17 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.inner_optimizer.build(variables)
         super().build(variables)
         self._residuals = [self._residual(variable) for variable in variables]
-        self._owned = [self._owned_residual(variable) for variable in variables]
+        self._owned = [self._owned_residual(*pair) for pair in zip(variables, self._residuals, strict=True)]
 
     def _residual(self, variable: Any) -> Any:
-        policy, numel = self._steps.reducer.policy, prod(variable.shape)
-        always_dense = isinstance(policy, BySize) and (policy.small if numel < policy.numel else policy.large) == _DENSE
-        if not self._steps.feedback or always_dense:
+        if not self._steps.feedback or _is_always_dense(self._steps.reducer.policy, tuple(variable.shape)):
             return None
         return self._variable_for(variable, tuple(variable.shape), "residual")
 
-    def _owned_residual(self, variable: Any) -> Any:
+    def _owned_residual(self, variable: Any, residual: Any) -> Any:
         """A variable with room for the largest range that any rank owns: a strategy gives the variables of all ranks one shape."""
         topology, ranks = self._steps.reducer.topology, self._strategy.num_replicas_in_sync
-        if not topology.has_owners or self._residuals[self._get_variable_index(variable)] is None:
+        if not topology.has_owners or residual is None:
             return None
         ranges = [topology.owned_range(prod(variable.shape), rank, ranks) for rank in range(ranks)]
         return self._variable_for(variable, (max(high - low for low, high in ranges),), "owned_residual")
@@ -207,6 +208,12 @@ def _without_all_reduce(optimizer: Any) -> Any:
         )
     updating._all_reduce_sum_gradients = list
     return optimizer
+
+
+def _is_always_dense(policy: Policy, shape: Shape) -> bool:
+    """Whether a parameter can have no residual. Policies other than `BySize` may change their mind from step to step."""
+    like = SparseSource(SparseTensor([], np.empty(0, np.float32), shape))
+    return isinstance(policy, BySize) and policy.codec_for("", like) == _DENSE
 
 
 def _is_sent(gradient: Any, variable: Any) -> bool:
