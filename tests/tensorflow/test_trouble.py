@@ -65,7 +65,7 @@ class Picky:
     """A policy that refuses large gradients."""
 
     def codec_for(self, name, source):
-        if source.top(1).size and float(source.gather(source.top(1))[0]) > 100:
+        if source.top(1).nnz and float(source.gather(source.top(1))[0]) > 100:
             raise dr.InputError("too large for me")
         return dr.parse("topr:1/raw/raw")
 
