@@ -59,7 +59,7 @@ def as_tensorflow(arrays):
 
     tensors = [*map(tf.constant, arrays), tf.IndexedSlices(tf.constant(VALUES), tf.constant(ROWS))]
     variables = [tf.Variable(tf.zeros(shape)) for shape in (*(array.shape for array in arrays), TABLE)]
-    slots = [exchange.slot_of(tensor, variable, None, None) for tensor, variable in zip(tensors, variables, strict=True)]
+    slots = [exchange.slot_of("", tensor, variable, None, None) for tensor, variable in zip(tensors, variables, strict=True)]
     views = []
 
     def take(*given):

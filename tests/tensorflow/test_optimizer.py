@@ -10,7 +10,7 @@ import tensorflow as tf
 import deepreduce as dr
 from deepreduce.step.frame import Exchange, Failure, open_frames, seal
 from deepreduce.step.worker import Worker
-from deepreduce.tensorflow import DistributedOptimizer, PeerError, Sharded, fitting
+from deepreduce.tensorflow import DistributedOptimizer, PeerError, Sharded, private
 from deepreduce.tensorflow.transport import Crossing, Replicas, from_words, to_words
 
 from .jobs import batches, compressed, flat, network, sgd
@@ -91,6 +91,20 @@ def test_it_is_saved_by_its_settings():
     assert again._steps.reducer.topology == Sharded(budget=2.5)
     again.learning_rate = 0.25
     assert float(again.inner_optimizer.learning_rate) == 0.25
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras
+def test_names_survive_the_loading_of_a_model(tmp_path):
+    model = network(compressed(SPEC))
+    model.fit(batches(count=1), verbose=0, shuffle=False)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        each.fit(batches(count=1), verbose=0, shuffle=False)
+    assert list(loaded.optimizer.stats().last.parameters) == list(model.optimizer.stats().last.parameters)
+    assert "network/hidden0/kernel" in loaded.optimizer.stats().last.parameters
+    with pytest.raises(dr.ConfigError, match="1 parameter names were given for 6 variables"):
+        network(compressed(SPEC, parameter_names=["w"])).fit(batches(count=1), verbose=0, shuffle=False)
 
 
 def test_a_policy_is_saved_too_if_it_is_one_of_ours():
@@ -217,4 +231,4 @@ def test_a_keras_that_sums_otherwise_is_refused(monkeypatch):
 
 def test_a_keras_that_builds_otherwise_is_refused():
     with pytest.raises(dr.ConfigError, match=f"enable_fit needs Keras 3 .* found Keras {keras.__version__}"):
-        fitting._build_alone(object(), None)
+        private.build_alone(object(), None)

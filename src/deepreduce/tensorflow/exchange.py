@@ -17,20 +17,14 @@ Gradient = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
 
 
-def slot_of(gradient: Gradient, variable: Any, residual: Any, owned: Any) -> Slot:
+def slot_of(name: str, gradient: Gradient, variable: Any, residual: Any, owned: Any) -> Slot:
     """Return what is known of a gradient while the graph is made.
 
-    >>> slot_of(tf.IndexedSlices(tf.ones((2, 3)), tf.constant([4, 1])), tf.Variable(tf.ones((9, 3))), None, None).sliced
+    >>> slot_of("table", tf.IndexedSlices(tf.ones((2, 3)), tf.constant([4, 1])), tf.Variable(tf.ones((9, 3))), None, None).sliced
     True
     """
-    name, sliced = name_of(variable), isinstance(gradient, tf.IndexedSlices)
     dtype = float_dtype(gradient.dtype.as_numpy_dtype, f"gradient of {name}")
-    return Slot(name, tuple(variable.shape), dtype, sliced, residual is not None, owned is not None)
-
-
-def name_of(variable: Any) -> str:
-    """Return the name of a parameter, of Keras or of TensorFlow itself."""
-    return str(getattr(variable, "path", variable.name))
+    return Slot(name, tuple(variable.shape), dtype, isinstance(gradient, tf.IndexedSlices), residual is not None, owned is not None)
 
 
 def exchange(

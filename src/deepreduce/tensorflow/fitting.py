@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..errors import ConfigError
+from .private import build_alone
 
 
 def enable_fit(model: Any) -> Any:
@@ -20,30 +20,10 @@ def enable_fit(model: Any) -> Any:
     """
     strategy = model.distribute_strategy
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        _build_alone(model, strategy)
+        build_alone(model, strategy)
         model.train_step = _with_axis(model.train_step)
         model.test_step = _with_axis(model.test_step)
     return model
-
-
-def _build_alone(model: Any, strategy: Any) -> None:
-    """Let the model learn its shapes from the batch of this worker. Keras has no public way for it; the names are those of 3.15."""
-    if not (callable(getattr(model, "_maybe_symbolic_build", None)) and callable(getattr(model, "_symbolic_build", None))):
-        raise ConfigError(
-            f"enable_fit needs Keras 3 on TensorFlow, as in 3.15, found Keras {keras.__version__}; a loop of your own does not"
-        )
-
-    def own_part(value: Any) -> Any:
-        return strategy.experimental_local_results(value)[0]
-
-    def build(iterator: Any = None, data_batch: Any = None) -> None:
-        if iterator is not None:
-            _, _, batches = next(iter(iterator))
-            data_batch = keras.tree.map_structure(own_part, next(batches))
-        with strategy.scope():
-            model._symbolic_build(data_batch=data_batch)
-
-    model._maybe_symbolic_build = build
 
 
 def _with_axis(step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -20,8 +20,9 @@ from ..step.reducer import Reducer
 from ..step.stats import Stats
 from ..step.topology import Sharded, Topology, topology_of
 from ..tensor import Shape, SparseTensor
-from .exchange import exchange, name_of, slot_of
+from .exchange import exchange, slot_of
 from .host import HostSteps
+from .private import without_all_reduce
 
 _DENSE = parse("dense")
 
@@ -40,6 +41,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
       others are made here: they save no bytes.
     - `seed`: of all that is drawn at random. `history`: steps of which `stats()` keeps the details.
+    - `parameter_names`: for policies, errors, seeds and tables, in the order of the variables; default their paths. They are saved with the
+      model, as paths change when Keras loads it.
 
     >>> optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), "topr:1/raw/raw", small_tensor_numel=0)
     >>> weight = keras.Variable([0.0, 0.0, 0.0])
@@ -59,6 +62,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         topology: str | Topology = "allgather",
         seed: int = 0,
         history: int = 100,
+        parameter_names: Sequence[str] | None = None,
         name: str | None = None,
     ) -> None:
         if memory not in ("residual", "none"):
@@ -68,11 +72,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         reducer = Reducer(policy_of(spec, small_tensor_numel), topology_of(topology), seed, average=False)
         self._steps = HostSteps(reducer, memory == "residual", history)
         self._settings = {"memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
-        self._spec = spec
+        self._spec, self._names = spec, None if parameter_names is None else list(parameter_names)
         self._strategy = tf.distribute.get_strategy()
         self._residuals: list[Any] = []
         self._owned: list[Any] = []
-        self.inner_optimizer = _without_all_reduce(optimizer)
+        self.inner_optimizer = without_all_reduce(optimizer)
 
     def stats(self) -> Stats:
         """Return the bytes and seconds of the latest steps of this worker."""
@@ -90,8 +94,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _summed(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         sent = [index for index, pair in enumerate(zip(gradients, variables, strict=True)) if _is_sent(*pair)]
-        kept = [(self._residuals[number], self._owned[number]) for number in (self._get_variable_index(variables[index]) for index in sent)]
-        slots = [slot_of(gradients[index], variables[index], *held) for index, held in zip(sent, kept, strict=True)]
+        numbers = [self._get_variable_index(variables[index]) for index in sent]
+        kept = [(self._residuals[number], self._owned[number]) for number in numbers]
+        names = [(self._names or ())[number] for number in numbers]
+        slots = [slot_of(name, gradients[index], variables[index], *held) for name, index, held in zip(names, sent, kept, strict=True)]
         given = [(gradients[index], *map(_value, held)) for index, held in zip(sent, kept, strict=True)]
         scale = getattr(self.inner_optimizer, "dynamic_scale", 1.0)
         results = exchange(self._steps, slots, given, self._iterations.value, scale)
@@ -110,29 +116,34 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def build(self, variables: Sequence[Any]) -> None:
         """Make the variables: those of the optimizer inside, and the residuals of every parameter that is compressed."""
+        if self._names is None:
+            self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
+        if len(self._names) != len(variables):
+            raise ConfigError(f"{len(self._names)} parameter names were given for {len(variables)} variables")
         self.inner_optimizer.build(variables)
         super().build(variables)
-        self._residuals = [self._residual(variable) for variable in variables]
-        self._owned = [self._owned_residual(*pair) for pair in zip(variables, self._residuals, strict=True)]
+        named = list(zip(variables, self._names, strict=True))
+        self._residuals = [self._residual(variable, name) for variable, name in named]
+        self._owned = [self._owned_residual(*each, residual) for each, residual in zip(named, self._residuals, strict=True)]
 
-    def _residual(self, variable: Any) -> Any:
+    def _residual(self, variable: Any, name: str) -> Any:
         if not self._steps.feedback or _is_always_dense(self._steps.reducer.policy, tuple(variable.shape)):
             return None
-        return self._variable_for(variable, tuple(variable.shape), "residual")
+        return self._variable_for(variable, tuple(variable.shape), f"{name}_residual")
 
-    def _owned_residual(self, variable: Any, residual: Any) -> Any:
+    def _owned_residual(self, variable: Any, name: str, residual: Any) -> Any:
         """A variable with room for the largest range that any rank owns: a strategy gives the variables of all ranks one shape."""
         topology, ranks = self._steps.reducer.topology, self._strategy.num_replicas_in_sync
         if not topology.has_owners or residual is None:
             return None
         ranges = [topology.owned_range(prod(variable.shape), rank, ranks) for rank in range(ranks)]
-        return self._variable_for(variable, (max(high - low for low, high in ranges),), "owned_residual")
+        return self._variable_for(variable, (max(high - low for low, high in ranges),), f"{name}_owned_residual")
 
-    def _variable_for(self, variable: Any, shape: tuple[int, ...], suffix: str) -> Any:
+    def _variable_for(self, variable: Any, shape: Shape, name: str) -> Any:
         native = variable.value if isinstance(variable, keras.Variable) else variable
         dtype = wide_dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
         with self._strategy.extended.colocate_vars_with(native):
-            return self.add_variable(shape, dtype=str(dtype), name=f"{name_of(variable).replace('/', '_')}_{suffix}")
+            return self.add_variable(shape, dtype=str(dtype), name=name.replace("/", "_"))
 
     @property
     def variables(self) -> list[Any]:
@@ -164,7 +175,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` needs."""
         inner, topology = keras.saving.serialize_keras_object(self.inner_optimizer), self._steps.reducer.topology
-        return {"name": self.name, "optimizer": inner, **self._settings, "spec": _plain_spec(self._spec), "topology": _plain(topology)}
+        plain = {"spec": _plain_spec(self._spec), "topology": _plain(topology), "parameter_names": self._names and list(self._names)}
+        return {"name": self.name, "optimizer": inner, **self._settings, **plain}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
@@ -190,24 +202,6 @@ def _plain_spec(spec: Any) -> Any:
 def _plain(topology: Topology) -> Any:
     """A topology as JSON has it."""
     return {"budget": topology.budget} if isinstance(topology, Sharded) else topology.name
-
-
-def _without_all_reduce(optimizer: Any) -> Any:
-    """Return the same optimizer, which from now on takes gradients as they are: they were summed before.
-
-    Keras has no public way to say so. Seen in Keras 3.15: `_backend_update_step` calls `_all_reduce_sum_gradients`, and nothing else does.
-    """
-    updating = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
-    if not isinstance(updating, keras.optimizers.Optimizer):
-        raise ConfigError(f"need an optimizer of Keras, got {optimizer!r}")
-    step = getattr(updating, "_backend_update_step", None)
-    if "_all_reduce_sum_gradients" not in getattr(getattr(step, "__code__", None), "co_names", ()):
-        raise ConfigError(
-            f"cannot keep {type(updating).__name__} from summing gradients again: need Keras 3 on TensorFlow, as in 3.15, found Keras "
-            f"{keras.__version__} on {keras.backend.backend()}"
-        )
-    updating._all_reduce_sum_gradients = list
-    return optimizer
 
 
 def _is_always_dense(policy: Policy, shape: Shape) -> bool:
