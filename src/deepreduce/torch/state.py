@@ -23,7 +23,7 @@ from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
 from ..step.stopwatch import Stopwatch
-from ..step.topology import TOPOLOGIES, AllGather, Topology
+from ..step.topology import AllGather, Topology, topology_of
 from ..step.transport import Transport
 from ..step.trial import Trial, agreed_largest
 from ..step.worker import Worker
@@ -260,13 +260,7 @@ class DeepReduceState:
 
 def topology_named(topology: str | Topology) -> Topology:
     """Return a topology by its name; ``"dense"`` has the accounting of an allgather."""
-    if isinstance(topology, Topology):
-        return topology
-    if topology == "dense":
-        return AllGather()
-    if topology not in TOPOLOGIES:
-        raise ConfigError(f"topology is one of {', '.join(sorted(TOPOLOGIES))} or dense, got {topology!r}")
-    return TOPOLOGIES[topology]()
+    return AllGather() if topology == "dense" else topology_of(topology, "dense")
 
 
 def memory_named(memory: str | ResidualMemory) -> Memory:
