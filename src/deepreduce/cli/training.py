@@ -27,7 +27,7 @@ DEMO_CODECS = ("topr:0.01/rice/qsgd", "topr:0.01/rice/fitpoly", "topr:0.01/bloom
 
 
 def add(commands: Any) -> None:
-    """The two commands."""
+    """Add the two commands."""
     train = commands.add_parser(
         "train",
         help="train with real workers, dense and by every codec given",
