@@ -315,7 +315,8 @@ def test_unknown_methods_say_what_there_is(method):
 
 
 def test_an_outer_optimizer_is_for_codecs_that_keep_all_values():
-    assert Way.parse("local:10 none/all/sketch:bits=2").outer == (0.7, 0.6)
+    assert Way.parse("local:10 none/all/lloyd:2").outer == (0.7, 0.6)
+    assert Way.parse("local:4 none/all/lloyd:2").outer is None
     assert Way.parse("local:10 topr:0.1/rice/qsgd").outer is None
     assert Way.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
     assert Way.parse("dgc:400 topr:0.1/rice/qsgd") == Way("dgc", "topr:0.1/rice/qsgd", 400)
