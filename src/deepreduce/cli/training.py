@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         epilog="examples:\n"
         "  deepreduce train --codec topr:0.01/rice/qsgd --report out\n"
         "  sudo deepreduce train --workers 4 --codec topr:0.01/rice/qsgd --link 100mbit --steps 100\n"
-        "  deepreduce train --task text --method local:10 --codec none/all/sketch:bits=2 --seeds 3\n"
+        "  deepreduce train --task text --method local:10 --codec none/all/lloyd:2 --seeds 3\n"
         "  torchrun --nproc-per-node 2 -m deepreduce.cli.main train --codec topr:0.01/rice/qsgd",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
