@@ -21,7 +21,7 @@ from ..step.frame import Exchange, PeerFailure
 from ..step.policy import Policy, policy_of
 from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
-from ..step.stats import Stats
+from ..step.stats import Stats, StepStats
 from ..step.stopwatch import Stopwatch
 from ..step.topology import TOPOLOGIES, AllGather, Topology
 from ..step.transport import Transport
@@ -224,6 +224,11 @@ class DeepReduceState:
         ready, transport, watch = wait_for(gradients), self.transport, Stopwatch()
         prepared = self._encoding.submit(lambda: self._prepare(bucket, transport, watch, ready))
         return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared))
+
+    def end_step(self) -> None:
+        """Close a step of which no bucket was the last one, when all its buckets are done."""
+        self._stats.add(StepStats(self.step))
+        self.step += 1
 
     @torch.no_grad()
     def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared:
