@@ -21,7 +21,7 @@ from ..step.policy import Spec, policy_of, title
 from ..step.recipes import GRADIENT_RECIPES, gradient_recipe
 from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
-from ..step.stats import Stats
+from ..step.stats import Stats, StepStats
 from ..step.stopwatch import Stopwatch
 from ..step.topology import AllGather, Topology, topology_of
 from ..step.transport import Transport
@@ -232,6 +232,11 @@ class DeepReduceState:
         ready, transport, watch = wait_for(gradients), self.transport, Stopwatch()
         prepared = self._encoding.submit(lambda: self._prepare(bucket, transport, watch, ready))
         return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared))
+
+    def end_step(self) -> None:
+        """Close a step of which no bucket was the last one, when all its buckets are done."""
+        self._stats.add(StepStats(self.step))
+        self.step += 1
 
     @torch.no_grad()
     def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared:

@@ -53,3 +53,10 @@ def wait_for(gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return event.synchronize
+
+
+def follow(gradients: Sequence[torch.Tensor]) -> None:
+    """Let the stream of this thread wait for what other threads, which work on the default stream, wrote over gradients of a device."""
+    if gradients and gradients[0].is_cuda:
+        device = gradients[0].device
+        torch.cuda.current_stream(device).wait_stream(torch.cuda.default_stream(device))
