@@ -17,7 +17,7 @@ from . import message, registry, reorder, specs
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, DeepReduceError, FormatError, InputError
 from .layouts import codecs_of, layout_of
-from .message import DEFAULT_MAX_NUMEL, Record
+from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Record
 from .parameters import shown
 from .reader import Reader
 from .source import Source, Space, as_source
@@ -170,24 +170,26 @@ def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTen
     return restore(read_single(blob, max_numel))
 
 
-def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, Values]:
-    """All tensors of a message of `encode_many`, by name; `max_numel` bounds them together.
+def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, Values]:
+    """All tensors of a message of `encode_many`, by name.
+
+    A message of more than `max_tensors` tensors, or of more than `max_numel` elements in all of them together, is refused.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_many(dr.parse("dense").encode_many({"w": np.float32([1, 2])}))
     {'w': array([1., 2.], dtype=float32)}
     """
-    return {name: _dense(tensor) for name, tensor in decode_many_sparse(blob, max_numel).items()}
+    return {name: _dense(tensor) for name, tensor in decode_many_sparse(blob, max_numel, max_tensors).items()}
 
 
-def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
+def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, SparseTensor]:
     """`decode_many` without the zeros.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_many_sparse(dr.parse("nonzero/raw/raw").encode_many({"w": np.float32([0, 2])}))["w"].indices
     array([1])
     """
-    return {name: restore(record) for name, record in read_named(blob, max_numel).items()}
+    return {name: restore(record) for name, record in read_named(blob, max_numel, max_tensors).items()}
 
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
@@ -228,9 +230,9 @@ def read_single(blob: Buffer, max_numel: int) -> Record:
     return whole.records[0]
 
 
-def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
+def read_named(blob: Buffer, max_numel: int, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, Record]:
     """The records of a message of `encode_many`."""
-    whole = message.read(blob, _whole(max_numel, "max_numel"))
+    whole = message.read(blob, _whole(max_numel, "max_numel"), _whole(max_tensors, "max_tensors"))
     if whole.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")
     return dict(zip(whole.names, whole.records, strict=True))

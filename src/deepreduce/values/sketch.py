@@ -117,7 +117,7 @@ class Sketch(LossyValueCodec):
             return part.packed(nnz, self.bits).astype(np.uint8)
         lengths = read_lengths(part, self.buckets)
         packed = part.rest()
-        ids, code = kernels.huffman.decode(packed, lengths, nnz)
+        ids, code = kernels.huffman.decode(packed, nnz, *kernels.huffman.table_of(lengths))
         expect_decoded(code, f"{nnz} code words in {len(packed)} bytes")
         return ids
 
