@@ -11,16 +11,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
 
 from . import message, registry, reorder, specs
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, DeepReduceError, FormatError, InputError
 from .layouts import codecs_of, layout_of
-from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Record
+from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Layout, Record
 from .parameters import shown
 from .reader import Reader
 from .source import Source, Space, as_source
+from .sparsify.none import Keep
 from .tensor import Positions, Shape, SparseTensor, Support, Values, as_support
 
 if TYPE_CHECKING:
@@ -88,8 +92,34 @@ class DeepReduce:
         value = self.value.choose(values)
         value_part, order = value.encode(values, seed)
         index_part, order_part = index.attach(index_part, support, order, source.space)
-        layout = layout_of((self.sparsifier, index, value))
-        return Record(source.space.shape, source.dtype, support.nnz, layout, index_part, order_part, value_part)
+        return Record(source.space.shape, source.dtype, support.nnz, self._layout(index, value), index_part, order_part, value_part)
+
+    def records(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Record]:
+        """The walk for many gradients of one dtype at once: the same records."""
+        spaces = list(map(_SPACE, sources))
+        selected = self.sparsifier.select_batch(sources, seeds)
+        indexed = self.index.encode_batch(selected, spaces, seeds)
+        coded = self.value.encode_batch([source.gather(support) for source, (_, _, support) in zip(sources, indexed, strict=True)], seeds)
+        records = []
+        for space, (index, index_part, support), (value, value_part, order) in zip(spaces, indexed, coded, strict=True):
+            order_part = b""
+            if order is not None:
+                index_part, order_part = index.attach(index_part, support, order, space)
+            layout = self._layout(index, value)
+            records.append(Record(space.shape, sources[0].dtype, support.nnz, layout, index_part, order_part, value_part))
+        return records
+
+    def _layout(self, index: IndexCodec, value: ValueCodec) -> Layout:
+        return self._own_layout if index is self.index and value is self.value else layout_of((self.sparsifier, index, value))
+
+    @cached_property
+    def _own_layout(self) -> Layout:
+        return layout_of(self.stages)
+
+    @cached_property
+    def without_sparsifier(self) -> DeepReduce:
+        """The same for gradients of which positions are selected already."""
+        return DeepReduce(Keep(), self.index, self.value)
 
 
 def parse(spec: str) -> DeepReduce:
@@ -195,17 +225,13 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_ten
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
     """The walk backwards, for one tensor. An adapter gives the space in which its device enumerates positions."""
     _, index, value = codecs_of(record.layout)
-    index_part, order_part, value_part = map(Reader, record.sections)
+    index_part, value_part = Reader(record.index_part), Reader(record.value_part)
     values = value.decode(value_part, record.nnz, record.dtype)
     value_part.expect_end()
     space = space_of(record.shape)
     positions = index.decode(index_part, record.nnz, space)
     index_part.expect_end()
-    values = reorder.restore(values, reorder.decode(order_part, record.nnz))
-    support, order = _sorted_support(positions, space.numel)
-    if support.nnz != record.nnz or (values.dtype, values.shape) != (record.dtype, (record.nnz,)):
-        raise CorruptError(f"{support.nnz} positions and {values.dtype} values of shape {values.shape}, the header says {record.nnz}")
-    return SparseTensor.trusted(support, values if order is None else values[order], record.shape)
+    return _restored(record, space, positions, values)
 
 
 def _sorted_support(positions: Support | Positions, numel: int) -> tuple[Support, Positions | None]:
@@ -243,21 +269,76 @@ def read_named(blob: Buffer, max_numel: int, max_tensors: int = DEFAULT_MAX_TENS
 
 def encode_batch(codecs: Sequence[DeepReduce], sources: Sequence[Source], seeds: Sequence[int], names: Sequence[str]) -> list[Record]:
     """Return the records of many tensors, each by its own codec and seed; an error names the tensor."""
-    records = []
-    for codec, source, seed, name in zip(codecs, sources, seeds, names, strict=True):
+    groups: dict[tuple[int, np.dtype[Any]], list[int]] = {}
+    for number, (codec, source) in enumerate(zip(codecs, sources, strict=True)):
+        groups.setdefault((id(codec), source.dtype), []).append(number)
+    records: dict[int, Record] = {}
+    for group in groups.values():
+        codec = codecs[group[0]]
         try:
-            records.append(codec.record(source, seed))
-        except DeepReduceError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return records
+            made = codec.records(list(map(sources.__getitem__, group)), list(map(seeds.__getitem__, group)))
+            records.update(zip(group, made, strict=True))
+        except Exception:  # one by one, to find the tensor
+            for i in group:
+                try:
+                    records[i] = codec.record(sources[i], seeds[i])
+                except Exception as error:
+                    raise_named(error, names[i])
+    return list(map(records.__getitem__, range(len(codecs))))
 
 
 def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
     """Return the tensors of many records; an error names the tensor."""
-    tensors = []
-    for record, space_of, name in zip(records, spaces_of, names, strict=True):
+    groups: dict[tuple[Layout, np.dtype[Any], object], list[int]] = {}
+    for number, (record, space_of) in enumerate(zip(records, spaces_of, strict=True)):
+        groups.setdefault((record.layout, record.dtype, space_of), []).append(number)
+    tensors: dict[int, SparseTensor] = {}
+    for group in groups.values():
         try:
-            tensors.append(restore(record, space_of))
-        except FormatError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return tensors
+            tensors.update(zip(group, restore_batch(list(map(records.__getitem__, group)), spaces_of[group[0]]), strict=True))
+        except FormatError:  # one by one, to find the tensor
+            for i in group:
+                try:
+                    tensors[i] = restore(records[i], spaces_of[i])
+                except FormatError as error:
+                    raise_named(error, names[i])
+    return list(map(tensors.__getitem__, range(len(records))))
+
+
+def restore_batch(records: Sequence[Record], space_of: Callable[[Shape], Space] = Space) -> list[SparseTensor]:
+    """The walk backwards for many tensors of one layout and dtype at once: the same tensors."""
+    _, index, value = codecs_of(records[0].layout)
+    counts, spaces = list(map(_NNZ, records)), list(map(space_of, map(_SHAPE, records)))
+    values = value.decode_batch(list(map(_VALUE_PART, records)), counts, records[0].dtype)
+    positions = index.decode_batch(list(map(_INDEX_PART, records)), counts, spaces)
+    return list(map(_restored, records, spaces, positions, values))
+
+
+_SPACE, _SHAPE, _NNZ, _INDEX_PART, _VALUE_PART = map(operator.attrgetter, ("space", "shape", "nnz", "index_part", "value_part"))
+
+
+def _restored(record: Record, space: Space, positions: Support | Positions, values: Values) -> SparseTensor:
+    """The tensor of what its index and its value section decode to."""
+    if len(record.order_part):
+        values = reorder.restore(values, reorder.decode(Reader(record.order_part), record.nnz))
+    if isinstance(positions, Support) and positions.numel == space.numel:
+        support, order = positions, None
+    else:
+        support, order = _sorted_support(positions, space.numel)
+    if support.nnz != record.nnz or (values.dtype, values.shape) != (record.dtype, (record.nnz,)):
+        raise CorruptError(f"{support.nnz} positions and {values.dtype} values of shape {values.shape}, the header says {record.nnz}")
+    return SparseTensor.trusted(support, values if order is None else values[order], record.shape)
+
+
+def raise_named(error: Exception, name: str) -> NoReturn:
+    """Raise an error of deepreduce again, with the name of its tensor; any other error gets a note.
+
+    >>> raise_named(InputError("QSGD takes float values, got int32"), "layer.weight")
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.InputError: layer.weight: QSGD takes float values, got int32
+    """
+    if isinstance(error, DeepReduceError):
+        raise type(error)(f"{name}: {error}") from error
+    error.add_note(f"while sending {name}")
+    raise error

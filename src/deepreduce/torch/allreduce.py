@@ -29,7 +29,7 @@ def allreduce_(tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduce
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
     if state.compresses():
-        state.reduce(labels, listed).result()
+        state.reduce_now(labels, listed)
     else:
         for place, tensor in enumerate(listed):
             dense.all_reduce(state, tensor, [labels[place]], [tensor], last=place == len(listed) - 1).wait()
