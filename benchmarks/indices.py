@@ -1,4 +1,4 @@
-"""Lossless index codecs beside the pcodec package: bits an index against the bound, encode and decode rates.
+"""Lossless index codecs beside the pcodec package: bits per index against the bound, encode and decode rates.
 
     python benchmarks/indices.py [--out indices.csv] [--repeats 15] [--gradients FOLDER]
 

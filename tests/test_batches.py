@@ -99,7 +99,7 @@ def test_values(codec, dtype, special):
 def test_an_error_is_that_of_the_tensor_alone_and_names_it(index):
     codec, names = dr.parse(f"topr:0.1/{index}/qsgd"), list("abc")
     gradients = [np.random.default_rng(n).standard_normal(400).astype(np.float32) for n in range(3)]
-    records = encode_batch([codec] * 3, [DenseSource(gradient) for gradient in gradients], [1, 2, 3], names)
+    records = encode_batch([codec] * 3, [DenseSource(gradient) for gradient in gradients], [1, 2, 3], names, [None] * 3)
     for part in ("index_part", "value_part"):
         for change in (lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b"\xff" * len(raw)):
             broken = list(records)

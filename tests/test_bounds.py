@@ -36,6 +36,17 @@ def test_every_filter_that_is_written_is_read(fpr, share):
     assert dr.decode_sparse(blob).nnz == max(1, round(share * 20_000))
 
 
+@pytest.mark.parametrize("policy", ["p2", "p2exact"])
+@pytest.mark.parametrize("fpr", [0.3, 0.3535, 0.178, 0.0885])
+def test_no_writer_refuses_its_own_small_filter(policy, fpr):
+    gradient = np.zeros(10**6, np.float32)
+    for count in (1, 2, 3, 7):
+        gradient[np.arange(count) * 100_003 + 5] = 1
+        for seed in range(30):
+            blob = dr.encode(gradient, f"nonzero/bloom:{policy},fpr={fpr}/raw", seed=seed)
+            assert dr.decode_sparse(blob).nnz == count
+
+
 def with_layouts(count):
     """A message of one element, whose header has `count` layouts."""
     plain = dr.encode(np.ones(1, np.float32), "dense")

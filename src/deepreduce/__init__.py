@@ -18,6 +18,7 @@ from .errors import (
     PeerError,
     TruncatedError,
     VersionError,
+    WrongBaseError,
 )
 from .indices.all import All
 from .indices.auto import Auto
@@ -110,6 +111,7 @@ __all__ = [
     "TruncatedError",
     "ValueCodec",
     "VersionError",
+    "WrongBaseError",
     "decode",
     "decode_many",
     "decode_many_sparse",

@@ -55,12 +55,12 @@ class TensorInfo:
 
     @property
     def bits_per_index(self) -> float:
-        """Bits of the index section for each kept element; 0 where none is kept."""
+        """Bits of the index section per stored element; 0 where there is none."""
         return 8 * self.index_bytes / self.nnz if self.nnz else 0.0
 
     @property
     def bits_per_value(self) -> float:
-        """Bits of the value and the order section for each kept element; 0 where none is kept."""
+        """Bits of the value and the order section per stored element; 0 where there is none."""
         return 8 * (self.value_bytes + self.order_bytes) / self.nnz if self.nnz else 0.0
 
 
@@ -89,7 +89,7 @@ class MessageInfo:
 
     @property
     def nnz(self) -> int:
-        """Kept elements of all tensors."""
+        """Stored elements of all tensors."""
         return sum(info.nnz for info in self.tensors.values())
 
     @property

@@ -34,7 +34,7 @@ NAMED = 0
 """The wire id of a codec of another package: its name follows, as ids of other packages could clash."""
 
 _CRC_BYTES = 4
-_SINGLE, _NAMED_TENSORS = 0, 1
+_SINGLE, _NAMED_TENSORS, _PATCH = 0, 1, 2
 _MAX_HEADER_BYTES = 2**24
 _MAX_DIMENSIONS = 32
 _MAX_EMPTY = 2**59  # numpy multiplies the sizes that are not 0 with the 8 bytes of a float64
@@ -90,7 +90,7 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
     for record in records:
         sections += (record.index_part, record.order_part, record.value_part)
     sizes = list(map(len, sections))
-    header, deflated = _squeeze(_header(records, sizes, names))
+    header, deflated = squeeze(_header(records, sizes, names))
     lead = varint(2 * len(header) + deflated) + header
     parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + sum(sizes) + _CRC_BYTES) + lead, *sections]
     checksum = 0
@@ -117,10 +117,10 @@ def _shape_problem(shape: Shape) -> str:
 
 def read(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> Message:
     """Return the message in these bytes; sections are views of them. A message of more elements or tensors is refused."""
-    reader = _open(blob)
+    reader = open_body(blob)
     coded_size = reader.varint()
     header = reader.take(coded_size // 2)
-    names, heads, sizes = _read_header(Reader(_inflate(header) if coded_size % 2 else header), max_numel, max_tensors)
+    names, heads, sizes = _read_header(Reader(inflate(header) if coded_size % 2 else header), max_numel, max_tensors)
     if sum(map(sum, sizes)) != reader.remaining:
         raise CorruptError(f"sections of {sum(map(sum, sizes))} bytes announced, {reader.remaining} found")
     take = reader.take
@@ -147,7 +147,7 @@ def message_bytes(start: Buffer) -> int:
     return reader.offset + rest_bytes
 
 
-def _open(blob: Buffer) -> Reader:
+def open_body(blob: Buffer) -> Reader:
     """A reader of what lies between the length and the checksum, both of which hold."""
     try:
         view = memoryview(blob)
@@ -218,6 +218,8 @@ _Sizes = tuple[int, int, int]
 
 def _read_header(reader: Reader, max_numel: int, max_tensors: int) -> tuple[tuple[str, ...] | None, list[_Head], list[_Sizes]]:
     kind = reader.byte()
+    if kind == _PATCH:
+        raise CorruptError("this is a patch of weights, not a message of tensors: see deepreduce.weights")
     if kind not in (_SINGLE, _NAMED_TENSORS):
         raise CorruptError(f"message of kind {kind}, known are {_SINGLE} and {_NAMED_TENSORS}")
     layouts = [_read_layout(reader) for _ in range(reader.varint(limit=_MAX_LAYOUTS))]
@@ -288,7 +290,7 @@ def _read_codec_id(reader: Reader) -> CodecId:
     return CodecId(wire_id, name, reader.text(_MAX_CODEC_TEXT_BYTES))
 
 
-def _squeeze(header: bytes) -> tuple[bytes, bool]:
+def squeeze(header: bytes) -> tuple[bytes, bool]:
     """The header, deflated where that is shorter: names and shapes of many tensors repeat themselves."""
     if len(header) > _MAX_HEADER_BYTES:
         raise InputError(f"names and shapes take {len(header)} bytes, at most {_MAX_HEADER_BYTES} are allowed: send fewer tensors at once")
@@ -298,7 +300,8 @@ def _squeeze(header: bytes) -> tuple[bytes, bool]:
     return (deflated, True) if len(deflated) < len(header) else (header, False)
 
 
-def _inflate(deflated: memoryview) -> bytes:
+def inflate(deflated: memoryview) -> bytes:
+    """The inverse of `squeeze`, for a header that it deflated."""
     engine = zlib.decompressobj()
     try:
         header = engine.decompress(deflated, _MAX_HEADER_BYTES)

@@ -24,7 +24,6 @@ from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Layout, Record
 from .parameters import shown
 from .reader import Reader
 from .source import Source, Space, as_source
-from .sparsify.none import Keep
 from .tensor import Positions, Shape, SparseTensor, Support, Values, as_support
 
 if TYPE_CHECKING:
@@ -82,9 +81,10 @@ class DeepReduce:
         """
         return encode_many(lambda name, source: self, gradients, seed)
 
-    def record(self, source: Source, seed: int) -> Record:
-        """The walk: a gradient as part of a message."""
-        selected = as_support(self.sparsifier.select(source, seed), source.numel)
+    def record(self, source: Source, seed: int, selected: Support | None = None) -> Record:
+        """The walk: a gradient as part of a message. Nothing is selected where that was done before."""
+        if selected is None:
+            selected = as_support(self.sparsifier.select(source, seed), source.numel)
         index = self.index.choose(selected, source.space)
         index_part, announced = index.encode(selected, source.space, seed)
         support = as_support(announced, source.numel)
@@ -94,10 +94,11 @@ class DeepReduce:
         index_part, order_part = index.attach(index_part, support, order, source.space)
         return Record(source.space.shape, source.dtype, support.nnz, self._layout(index, value), index_part, order_part, value_part)
 
-    def records(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Record]:
+    def records(self, sources: Sequence[Source], seeds: Sequence[int], selected: Sequence[Support] | None = None) -> list[Record]:
         """The walk for many gradients of one dtype at once: the same records."""
         spaces = list(map(_SPACE, sources))
-        selected = self.sparsifier.select_batch(sources, seeds)
+        if selected is None:
+            selected = self.sparsifier.select_batch(sources, seeds)
         indexed = self.index.encode_batch(selected, spaces, seeds)
         coded = self.value.encode_batch([source.gather(support) for source, (_, _, support) in zip(sources, indexed, strict=True)], seeds)
         records = []
@@ -115,11 +116,6 @@ class DeepReduce:
     @cached_property
     def _own_layout(self) -> Layout:
         return layout_of(self.stages)
-
-    @cached_property
-    def without_sparsifier(self) -> DeepReduce:
-        """The same for gradients of which positions are selected already."""
-        return DeepReduce(Keep(), self.index, self.value)
 
 
 def parse(spec: str) -> DeepReduce:
@@ -267,28 +263,49 @@ def read_named(blob: Buffer, max_numel: int, max_tensors: int = DEFAULT_MAX_TENS
 # Many tensors of one message
 
 
-def encode_batch(codecs: Sequence[DeepReduce], sources: Sequence[Source], seeds: Sequence[int], names: Sequence[str]) -> list[Record]:
-    """Return the records of many tensors, each by its own codec and seed; an error names the tensor."""
-    groups: dict[tuple[int, np.dtype[Any]], list[int]] = {}
-    for number, (codec, source) in enumerate(zip(codecs, sources, strict=True)):
-        groups.setdefault((id(codec), source.dtype), []).append(number)
+def encode_batch(
+    codecs: Sequence[DeepReduce],
+    sources: Sequence[Source],
+    seeds: Sequence[int],
+    names: Sequence[str],
+    selected: Sequence[Support | None],
+) -> list[Record]:
+    """Encode many gradients, each by its codec and with its seed; `selected` has the supports of those that were selected before.
+
+    Those of one codec and dtype are encoded together. An error names the gradient.
+
+    >>> import numpy as np
+    >>> sources = [as_source(np.float32([1, -4, 2])), as_source(np.float32([0, 3]))]
+    >>> codecs = [parse("topr:2/raw/raw"), parse("nonzero/raw/raw")]
+    >>> [record.nnz for record in encode_batch(codecs, sources, [7, 8], ["a", "b"], [None, None])]
+    [2, 1]
+    """
+    groups: dict[tuple[int, np.dtype[Any], bool], list[int]] = {}
+    for number, (codec, source, support) in enumerate(zip(codecs, sources, selected, strict=True)):
+        groups.setdefault((id(codec), source.dtype, support is None), []).append(number)
     records: dict[int, Record] = {}
     for group in groups.values():
-        codec = codecs[group[0]]
+        codec, known = codecs[group[0]], [support for i in group if (support := selected[i]) is not None] or None
         try:
-            made = codec.records(list(map(sources.__getitem__, group)), list(map(seeds.__getitem__, group)))
+            made = codec.records(list(map(sources.__getitem__, group)), list(map(seeds.__getitem__, group)), known)
             records.update(zip(group, made, strict=True))
-        except Exception:  # one by one, to find the tensor
+        except Exception:  # one by one, to find the gradient
             for i in group:
                 try:
-                    records[i] = codec.record(sources[i], seeds[i])
+                    records[i] = codec.record(sources[i], seeds[i], selected[i])
                 except Exception as error:
                     raise_named(error, names[i])
     return list(map(records.__getitem__, range(len(codecs))))
 
 
 def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
-    """Return the tensors of many records; an error names the tensor."""
+    """Decode many tensors, each in the space in which its device enumerates positions; an error names the tensor.
+
+    >>> import numpy as np
+    >>> records = encode_batch([parse("nonzero/rice/raw")], [as_source(np.float32([0, 3]))], [0], ["w"], [None])
+    >>> decode_batch(records, [Space], ["w"])[0].to_dense()
+    array([0., 3.], dtype=float32)
+    """
     groups: dict[tuple[Layout, np.dtype[Any], object], list[int]] = {}
     for number, (record, space_of) in enumerate(zip(records, spaces_of, strict=True)):
         groups.setdefault((record.layout, record.dtype, space_of), []).append(number)

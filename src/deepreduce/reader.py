@@ -24,7 +24,7 @@ MAX_TEXT_BYTES = 65535
 
 
 def varint(number: int) -> bytes:
-    """LEB128: seven bits a byte, least significant first.
+    """LEB128: seven bits per byte, least significant first.
 
     >>> varint(300).hex()
     'ac02'

@@ -51,7 +51,7 @@ class Live:
     def _ready(self, event: Event) -> None:
         self._steps = event["steps"]
         self._console.print(
-            f"{self._plan.model}: {event['parameters']:,} parameters, {self._steps:,} steps, {event['steps_per_epoch']:,} an epoch"
+            f"{self._plan.model}: {event['parameters']:,} parameters, {self._steps:,} steps, {event['steps_per_epoch']:,} per epoch"
         )
 
     def _bar(self, spec: str) -> Any:

@@ -86,9 +86,7 @@ def encode(
 
 
 @kernel
-def decode(
-    packed: Bytes, ends: Positions, bounds: Positions, group: int, width_bits: int, largest: float, out: NDArray[Any]
-) -> bool:
+def decode(packed: Bytes, ends: Positions, bounds: Positions, group: int, width_bits: int, largest: float, out: NDArray[Any]) -> bool:
     """Write the values of all sections to `out`; return whether they are as a writer makes them.
 
     Section t ends at byte ends[t]; 16 spare bytes follow the last.

@@ -199,7 +199,6 @@ class Host(Arrays):
         else:
             kernels.scatter.subtract(flat, part.support.positions, values)
 
-
     def clear_(self, array: Array, positions: Positions) -> None:
         array.reshape(-1)[positions] = 0
 

@@ -16,7 +16,7 @@ from ..indices.all import All
 from ..indices.seeded import Seeded
 from ..message import Record
 from ..pipeline import DeepReduce, decode_batch, encode_batch, parse, raise_named
-from ..source import DenseSource, Selected, Source, Space, SparseSource
+from ..source import DenseSource, Source, Space, SparseSource
 from ..tensor import Shape, SparseTensor, Support, as_support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
@@ -78,19 +78,17 @@ class Item:
         """Return the positions that the sparsifier selects."""
         return as_support(self.codec.sparsifier.select(self.source, self.seed(seed)), self.numel)
 
-    def to_send(self) -> tuple[DeepReduce, Source]:
-        """Return the codec and the source for the pipeline.
+    def to_send(self) -> tuple[DeepReduce, Source, Support | None]:
+        """Return the codec, the source and what was selected of it, for the pipeline.
 
         Of an idle tensor nothing is sent. A NaN or an infinity reaches every rank, whatever the sparsifier: where it might select none of
         them, only the first one is sent, as the step is lost anyhow.
         """
         if self.idle:
-            return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape))
+            return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape)), None
         if not self._sends_nonfinite and (nonfinite := self._first_nonfinite()) is not None:
-            return LITERAL, SparseSource(nonfinite)
-        if self.selected is None:
-            return self.codec, self.source
-        return self.codec.without_sparsifier, Selected(self.source, self.selected)
+            return LITERAL, SparseSource(nonfinite), None
+        return self.codec, self.source, self.selected
 
     @property
     def _sends_nonfinite(self) -> bool:
@@ -126,17 +124,18 @@ def source_of(content: Array | SparseTensor, hint: Hint | None = None) -> Source
 
 def encode(items: Sequence[Item], seed: StepSeed) -> Encoded:
     """Return one message. Its tensors are named by their index: parameter names would cost more than some of the tensors."""
-    codecs, sources, seeds, names = [], [], [], [""]
+    codecs, sources, selected, seeds, names = [], [], [], [], [""]
     try:
         for item in items:
             names.append(item.name)
-            codec, source = item.to_send()
+            codec, source, support = item.to_send()
             codecs.append(codec)
             sources.append(source)
+            selected.append(support)
             seeds.append(item.seed(seed))
     except Exception as error:
         raise_named(error, names[-1])
-    records = encode_batch(codecs, sources, seeds, names[1:])
+    records = encode_batch(codecs, sources, seeds, names[1:], selected)
     return Encoded(items, records, message.write(records, _names(len(records))))
 
 

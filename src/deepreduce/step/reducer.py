@@ -168,9 +168,7 @@ class Reducer:
             groups.setdefault(str(content.dtype) if together else index, []).append(index)
         return list(groups.values())
 
-    def _item(
-        self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool, memory: Memory
-    ) -> Item:
+    def _item(self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool, memory: Memory) -> Item:
         content, gradient = contents[group[0]], bucket.gradients[group[0]]
         if len(group) > 1:
             arrays = arrays_of(content)

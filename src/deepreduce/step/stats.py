@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..message import Record
+from ..parameters import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -148,8 +149,8 @@ class Stats:
     """
 
     def __init__(self, history: int) -> None:
-        if history < 1:
-            raise ConfigError(f"history is a number of steps, at least 1; got {history}")
+        if isinstance(history, bool) or not isinstance(history, int) or history < 1:
+            raise ConfigError(f"history is an int of at least 1, got {shown(history)}")
         self.steps: deque[StepStats] = deque(maxlen=history)
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
         self._open = StepStats(step=-1)

@@ -13,6 +13,7 @@ from .allreduce import allreduce_
 from .hook import deepreduce_hook, noop_hook
 from .reshard import reshard
 from .state import DeepReduceState
+from .weight_sync import SyncStats, WeightSync
 
 __all__ = [
     "AllGather",
@@ -24,6 +25,8 @@ __all__ = [
     "Sharded",
     "Stats",
     "StepStats",
+    "SyncStats",
+    "WeightSync",
     "allreduce_",
     "deepreduce_hook",
     "noop_hook",

@@ -38,9 +38,7 @@ class TorchArrays(Arrays):
     def wide(self, array: torch.Tensor) -> torch.Tensor:
         return array.detach().to(_WIDE.get(array.dtype, array.dtype))
 
-    def wide_sum(
-        self, array: torch.Tensor, terms: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def wide_sum(self, array: torch.Tensor, terms: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor | None = None) -> torch.Tensor:
         wide = self.wide(array)
         total = wide.clone(memory_format=torch.contiguous_format)
         for term, factor in terms:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan
+
 
 def in_bytes(count: float) -> str:
     """
@@ -37,7 +39,7 @@ def in_times(ratio: float) -> str:
 
 def in_percent(share: float) -> str:
     """
-    >>> in_percent(0.98333)
-    '98.3%'
+    >>> in_percent(0.98333), in_percent(float("nan"))
+    ('98.3%', '–')
     """
-    return f"{100 * share:.1f}%"
+    return "–" if isnan(share) else f"{100 * share:.1f}%"

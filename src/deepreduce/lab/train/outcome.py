@@ -24,27 +24,28 @@ class Outcome:
         self.records: list[Record] = []
 
     def write_json(self, path: Path) -> None:
-        """Everything, for programs."""
+        """Write everything, for programs."""
         path.write_text(json.dumps(plain(self.as_json()), indent=1, allow_nan=False) + "\n")
 
     def as_json(self) -> dict[str, Any]:
-        """Plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
+        """Return plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
         return {"plan": asdict(self.plan), "provenance": dict(self.origin), "runs": [self._run(record) for record in self.records]}
 
     def _run(self, record: Record) -> dict[str, Any]:
-        run = asdict(record) | {"ratio": ratio(record), "versions": self.origin["versions"], "machine": self.origin["machine"]}
+        numbers = {"ratio": ratio(record), "relative_volume": record.relative_volume}
+        run = asdict(record) | numbers | {"versions": self.origin["versions"], "machine": self.origin["machine"]}
         if self.plan.link:
             run["link_seconds"] = link_seconds(record, self.plan.link)
         return run
 
     def columns(self) -> list[str]:
-        """The titles of the table."""
+        """Return the titles of the table."""
         metric = self.records[0].metric if self.records else "quality"
         times = ["seconds", "forward/backward", "encode/decode", "communication"]
-        return ["codec", metric, "bytes sent", "ratio", *times, *(["bytes/rate"] if self.plan.link else []), "replicas"]
+        return ["codec", metric, "relative volume", "bytes sent", "ratio", *times, *(["bytes/rate"] if self.plan.link else []), "replicas"]
 
     def rows(self) -> list[list[str]]:
-        """The table, a row a run."""
+        """Return the table, one row per run."""
         return [self._row(record) for record in self.records]
 
     def _row(self, record: Record) -> list[str]:
@@ -55,6 +56,7 @@ class Outcome:
         return [
             record.spec,
             in_percent(record.quality),
+            f"{record.relative_volume:.4f}",
             in_bytes(record.bytes_sent),
             in_times(ratio(record)),
             *map(in_seconds, times),
@@ -62,15 +64,20 @@ class Outcome:
             identical,
         ]
 
+    def data_note(self) -> str:
+        """Say what a reader must know of the data; nothing for recorded data."""
+        note = self.records[0].data_note if self.records else ""
+        return f"The data: {note}." if note else ""
+
     def outlook(self, rate: str = "100mbit") -> str:
-        """What a slow link would make of runs that had none: how long it would be busy with one step. Nothing for runs that had one."""
+        """Say what a slow link would make of runs that had none: how long it would be busy with one step. Nothing for runs that had one."""
         if self.plan.link or self.plan.workers < 2 or not self.one_machine:
             return ""
         busy = (f"{record.spec} {in_seconds(link_seconds(record, rate) / record.steps)}" for record in self.records)
-        return f"These workers share one machine's memory. A link of {rate} a worker would be busy with each step for: {', '.join(busy)}."
+        return f"These workers share one machine's memory. A link of {rate} per worker would be busy with each step for: {', '.join(busy)}."
 
     def disturbance(self) -> str:
-        """Which runs the host of a virtual machine slowed down by giving its cores to others; nothing where it did not."""
+        """Say which runs the host of a virtual machine slowed down by giving its cores to others; nothing where it did not."""
         slowed = [f"{record.spec} {in_percent(record.stolen_share)}" for record in self.records if record.stolen_share >= _DISTURBING_SHARE]
         if not slowed:
             return ""
@@ -78,17 +85,17 @@ class Outcome:
 
 
 def ratio(record: Record) -> float:
-    """How many times fewer bytes than dense."""
+    """Return how many times fewer bytes went over the network than with dense gradients."""
     return record.bytes_dense / record.bytes_sent if record.bytes_sent else 1.0
 
 
 def link_seconds(record: Record, rate: str) -> float:
-    """How long a link of this rate is busy with what one worker sends."""
+    """Return how long a link of this rate is busy with what one worker sends."""
     return 8 * record.bytes_sent / parse_rate(rate)
 
 
 def points_below_dense(records: Sequence[Record]) -> dict[str, float]:
-    """For each codec, by how many percentage points its quality is below that of the dense run.
+    """Return for each codec by how many percentage points its quality is below that of the dense run.
 
     >>> points_below_dense([])
     {}

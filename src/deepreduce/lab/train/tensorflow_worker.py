@@ -20,8 +20,8 @@ from ...tensorflow import DistributedOptimizer
 from . import tensorflow_cluster, tensorflow_models
 from .batches import Batch
 from .contract import Emit, Plan, serve
-from .run import WARM_UP_STEPS, Job, Run, read, train_all
-from .tasks import Task
+from .run import Job, Run, train_all
+from .tasks import Task, read_data
 
 
 def train(plan: Plan, emit: Emit) -> None:
@@ -31,7 +31,7 @@ def train(plan: Plan, emit: Emit) -> None:
     tensorflow_cluster.join()
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", "0")))
     team = Team()
-    job = Job(plan, read(plan), team.rank, tensorflow_models.build(plan.model, plan.seed).count_params())
+    job = Job(plan, read_data(plan), team.rank, tensorflow_models.build(plan.model, plan.seed).count_params())
 
     def warm(spec: str) -> Run:
         run = TensorFlowRun(job, spec, team)
@@ -79,7 +79,7 @@ class TensorFlowRun(Run):
         """Compile the step of this run; afterwards all is as before."""
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [variable.numpy() for variable in variables]
-        for _, batch in self.batches(WARM_UP_STEPS):
+        for _, batch in self.batches(self.plan.warm_up):
             self._compiled(*batch)
             gradients = self._gradients(*batch)[1]
         self._zeros = 1 - sum(np.count_nonzero(each) for each in gradients) / self.job.parameters

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,9 @@ from ...torch import DeepReduceState
 from . import torch_models
 from .batches import Batch
 from .contract import Emit, Plan, serve
-from .run import Job, Run, read, train_all
-from .tasks import Task
+from .run import Job, Run, train_all
+from .tasks import Task, read_data
+from .torch_precision import DTYPES, Optimizer
 from .torch_probe import Probe, Watched
 
 _TOP = 10
@@ -34,7 +36,7 @@ _BUCKET_MB = 25  # also of the first bucket when it is given: these models then 
 def train(plan: Plan, emit: Emit) -> None:
     """Join the other workers and train every spec of the plan. Rank 0 emits."""
     with _process_group():
-        data = read(plan)
+        data = read_data(plan)
         size = torch_models.parameter_count(torch_models.build(plan.model, data, plan.seed))
         job = Job(plan, data, dist.get_rank(), size)
 
@@ -61,7 +63,7 @@ class TorchRun(Run):
     def __init__(self, job: Job, spec: str) -> None:
         super().__init__(job, spec)
         plan, exchanges = job.plan, self.ledger.exchanges
-        self.model = torch_models.build(plan.model, job.data, plan.seed)
+        self.model = torch_models.build(plan.model, job.data, plan.seed).to(DTYPES[plan.precision])
         self.parallel = DistributedDataParallel(self.model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
         self.state = DeepReduceState(
             spec,
@@ -73,25 +75,38 @@ class TorchRun(Run):
         )
         self.probe = Probe(min(_PROBED_STEP, job.steps - 1), exchanges)
         self.parallel.register_comm_hook(self.state, self.probe.hook)
-        self.optimizer = _optimizer(self.model, self.task, plan.learning_rate)
+        self.optimizer = Optimizer(self.model, plan.precision, partial(_optimizer, task=self.task))
 
     def step(self, number: int, batch: Batch) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(number)
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        loss = self._loss(_tensors(batch))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self._accumulated(batch)
         exposed = time.perf_counter() - self.probe.ready_at
-        self.optimizer.step()
+        self.optimizer.step(self.rate(number))
         seconds = time.perf_counter() - start
         self.ledger.add(seconds, seconds - exposed, self.state.stats().last)
-        return float(loss.detach())
+        return loss
+
+    def _accumulated(self, batch: Batch) -> float:
+        """Return the loss of the whole batch, whose gradients are exchanged with its last part. Each part has some of all examples."""
+        parts, loss = self.plan.accumulate, 0.0
+        for number in range(parts):
+            some = self._tensors([array[number::parts] for array in batch])
+            with nullcontext() if number == parts - 1 else self.parallel.no_sync():
+                part = self._loss(some) * (len(some[0]) / len(batch[0]))
+                (part * self.optimizer.loss_scale).backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach())
+        return loss
+
+    def _tensors(self, batch: Sequence[NDArray[Any]]) -> list[Tensor]:
+        """Return a batch as tensors, numbers with fractions in the precision of the model."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in batch]
+        return [each.to(DTYPES[self.plan.precision]) if each.is_floating_point() else each for each in tensors]
 
     def _loss(self, batch: Sequence[Tensor]) -> Tensor:
-        scores = self.parallel(*batch[:-1])
+        scores = self.parallel(*batch[:-1]).float()
         if self.task.kind == "ranking":
-            return functional.binary_cross_entropy_with_logits(scores, batch[-1])
+            return functional.binary_cross_entropy_with_logits(scores, batch[-1].float())
         return functional.cross_entropy(scores, batch[-1])
 
     @torch.no_grad()
@@ -106,14 +121,14 @@ class TorchRun(Run):
 
     def right(self, batch: Batch) -> int:
         if self.task.kind == "ranking":
-            users, items = _tensors(batch)
+            users, items = self._tensors(batch)
             scores = self.model(users[:, None].expand_as(items), items)
             return int(((scores[:, 1:] >= scores[:, :1]).sum(1) < _TOP).sum())
-        images, labels = _tensors(batch)
+        images, labels = self._tensors(batch)
         return int((self.model(images).argmax(1) == labels).sum())
 
     def weights(self) -> Iterator[NDArray[Any]]:
-        return (parameter.detach().numpy() for parameter in self.model.parameters())
+        return (parameter.detach().float().numpy() for parameter in self.model.parameters())
 
     def zeros(self) -> float:
         return self.probe.zeros
@@ -125,14 +140,10 @@ class TorchRun(Run):
         return torch.stack(everyone).numpy()
 
 
-def _tensors(batch: Batch) -> list[Tensor]:
-    return [torch.from_numpy(array) for array in batch]
-
-
-def _optimizer(model: nn.Module, task: Task, learning_rate: float) -> torch.optim.Optimizer:
+def _optimizer(parameters: Iterable[nn.Parameter], task: Task) -> torch.optim.Optimizer:
     if task.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), learning_rate)
-    return torch.optim.SGD(model.parameters(), learning_rate, momentum=0.9, weight_decay=task.weight_decay)
+        return torch.optim.Adam(parameters)
+    return torch.optim.SGD(parameters, momentum=0.9, weight_decay=task.weight_decay)
 
 
 if __name__ == "__main__":
