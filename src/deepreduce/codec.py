@@ -3,11 +3,15 @@
 Each is a frozen dataclass. Its fields are its parameters: they make its spec string, travel in the header of every message, and are
 checked in ``__post_init__`` by raising `ConfigError`: their types by `Codec`, then their ranges by each codec. The reader builds the
 same object from the header and calls its `decode`.
+
+The tensors of one message are given to a codec together, by the methods that end in ``_batch``. Each of them loops over the method for one
+tensor; a codec that overrides it does the same work, with the same result, in few calls.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -16,10 +20,10 @@ import numpy as np
 
 from . import reorder
 from .parameters import check_parameters, format_value, parameters
-from .reader import Reader
+from .reader import Part, Reader
 from .reorder import Order
 from .source import Source, Space
-from .tensor import Positions, Support, Values
+from .tensor import Positions, Support, Values, as_support
 
 
 def spelled(default: Any) -> Any:
@@ -66,6 +70,10 @@ class Sparsifier(Codec, ABC):
     def select(self, source: Source, seed: int) -> Support | Positions:
         """The selected positions; the same for the same gradient and seed. The walk checks an array: it increases and has no duplicates."""
 
+    def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
+        """Return the selected positions of each gradient."""
+        return [as_support(self.select(source, seed), source.numel) for source, seed in zip(sources, seeds, strict=True)]
+
 
 class IndexCodec(Codec, ABC):
     """Turns positions into bytes and back.
@@ -103,7 +111,27 @@ class IndexCodec(Codec, ABC):
         The walk also checks that `part` was read to its end.
         """
 
-    def attach(self, index_part: bytes, support: Support, order: Order | None, space: Space) -> tuple[bytes, bytes]:
+    def encode_batch(
+        self, selected: Sequence[Support], spaces: Sequence[Space], seeds: Sequence[int]
+    ) -> list[tuple[IndexCodec, Part, Support]]:
+        """Return the codec used for each tensor, its index section and its support."""
+        encoded: list[tuple[IndexCodec, Part, Support]] = []
+        for own, space, seed in zip(selected, spaces, seeds, strict=True):
+            codec = self.choose(own, space)
+            part, support = codec.encode(own, space, seed)
+            encoded.append((codec, part, as_support(support, space.numel)))
+        return encoded
+
+    def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], spaces: Sequence[Space]) -> list[Support | Positions]:
+        """Return the positions of each section, which is read to its end."""
+        decoded = []
+        for part, nnz, space in zip(parts, counts, spaces, strict=True):
+            reader = Reader(part)
+            decoded.append(self.decode(reader, nnz, space))
+            reader.expect_end()
+        return decoded
+
+    def attach(self, index_part: Part, support: Support, order: Order | None, space: Space) -> tuple[Part, bytes]:
         """The index and the order section, once the order of the values is known."""
         return index_part, reorder.encode(order)
 
@@ -139,6 +167,23 @@ class ValueCodec(Codec, ABC):
     @abstractmethod
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
         """The `nnz` values in the order announced. The walk checks that `part` was read to its end."""
+
+    def encode_batch(self, values: Sequence[Values], seeds: Sequence[int]) -> list[tuple[ValueCodec, Part, Order | None]]:
+        """Return the codec used for each array, its value section and its order."""
+        encoded: list[tuple[ValueCodec, Part, Order | None]] = []
+        for own, seed in zip(values, seeds, strict=True):
+            codec = self.choose(own)
+            encoded.append((codec, *codec.encode(own, seed)))
+        return encoded
+
+    def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], dtype: np.dtype[Any]) -> list[Values]:
+        """Return the values of each section, which is read to its end."""
+        decoded = []
+        for part, nnz in zip(parts, counts, strict=True):
+            reader = Reader(part)
+            decoded.append(self.decode(reader, nnz, dtype))
+            reader.expect_end()
+        return decoded
 
     def error_bound(self, values: Values) -> Values | float:
         """A bound on \\|decoded - value\\|, for each value or for all; 0 where lossless."""

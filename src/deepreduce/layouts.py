@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from .errors import ConfigError, CorruptError, VersionError
@@ -21,6 +22,7 @@ def layout_of(codecs: Codecs) -> Layout:
     return _named(SPARSIFIER_STAGE, sparsifier), _named(INDEX_STAGE, index), _named(VALUE_STAGE, value)
 
 
+@lru_cache(maxsize=1024)
 def codecs_of(layout: Layout) -> Codecs:
     """Return the codecs that a message names: `VersionError` for one that is not here, `CorruptError` for arguments that it refuses."""
     sparsifier, index, value = layout

@@ -17,7 +17,7 @@ import numpy as np
 
 from .errors import CorruptError, FormatError, InputError, TruncatedError, VersionError
 from .parameters import shown
-from .reader import MAX_TEXT_BYTES, Part, Reader, text, varint
+from .reader import MAX_TEXT_BYTES, Part, Reader, text, varint, varints
 from .tensor import FLOAT_DTYPES, Shape
 
 if TYPE_CHECKING:
@@ -83,31 +83,27 @@ class Message:
 
 def write(records: Sequence[Record], names: Sequence[str] | None = None) -> bytes:
     """Return one message of these records."""
-    check_writable(records, names)
-    header, deflated = squeeze(_header(records, names))
-    sections = [section for record in records for section in record.sections]
-    size_bytes = sum(len(section) for section in sections)
+    for number, record in enumerate(records):
+        if len(record.shape) > _MAX_DIMENSIONS or 0 in record.shape:
+            _check_shape(record.shape, "a tensor" if names is None else f"tensor {shown(names[number])}")
+    sections: list[Part] = []
+    for record in records:
+        sections += (record.index_part, record.order_part, record.value_part)
+    sizes = list(map(len, sections))
+    header, deflated = squeeze(_header(records, sizes, names))
     lead = varint(2 * len(header) + deflated) + header
-    parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + size_bytes + _CRC_BYTES) + lead, *sections]
+    parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + sum(sizes) + _CRC_BYTES) + lead, *sections]
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
     return b"".join([*parts, checksum.to_bytes(_CRC_BYTES, "little")])
 
 
-def check_writable(records: Sequence[Record], names: Sequence[str] | None) -> None:
+def _check_shape(shape: Shape, who: str) -> None:
     """Refuse what every reader would refuse."""
-    for number, record in enumerate(records):
-        problem = _shape_problem(record.shape)
-        if problem:
-            raise InputError(f"{'a tensor' if names is None else f'tensor {shown(names[number])}'} {problem}")
-    for name in names or ():
-        try:
-            size_bytes = len(name.encode())
-        except UnicodeEncodeError as error:
-            raise InputError(f"tensor {shown(name)}: the name cannot be written in UTF-8") from error
-        if size_bytes > MAX_TEXT_BYTES:
-            raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
+    problem = _shape_problem(shape)
+    if problem:
+        raise InputError(f"{who} {problem}")
 
 
 def _shape_problem(shape: Shape) -> str:
@@ -177,19 +173,30 @@ def open_body(blob: Buffer) -> Reader:
 # The header
 
 
-def _header(records: Sequence[Record], names: Sequence[str] | None) -> bytes:
-    layouts = [_layout(record.dtype, record.layout) for record in records]
-    table = list(dict.fromkeys(layouts))
-    parts = [bytes((_SINGLE if names is None else _NAMED_TENSORS,)), varint(len(table)), *table]
-    if names is not None:
-        parts += [varint(len(names)), *(text(name) for name in names)]
+def _header(records: Sequence[Record], sizes: Sequence[int], names: Sequence[str] | None) -> bytes:
+    table: dict[bytes, int] = {}
+    numbers: list[int] = []
+    for at, record in enumerate(records):
+        number = table.setdefault(_layout(record.dtype, record.layout), len(table))
+        numbers += (number, len(record.shape), *record.shape, record.nnz, *sizes[3 * at : 3 * at + 3])
     if len(table) > _MAX_LAYOUTS:
         raise InputError(f"a message has at most {_MAX_LAYOUTS} different codecs with their arguments, got {len(table)}")
-    numbers = {layout: varint(number) for number, layout in enumerate(table)}
-    for record, layout in zip(records, layouts, strict=True):
-        sizes = (len(section) for section in record.sections)
-        parts.append(numbers[layout])
-        parts += [varint(n) for n in (len(record.shape), *record.shape, record.nnz, *sizes)]
+    kind, named = (_SINGLE, b"") if names is None else (_NAMED_TENSORS, _names(tuple(names)))
+    return b"".join([bytes((kind,)), varint(len(table)), *table, named, varints(numbers)])
+
+
+@lru_cache(maxsize=64)
+def _names(names: tuple[str, ...]) -> bytes:
+    """How many names there are, and all of them."""
+    parts = [varint(len(names))]
+    for name in names:
+        try:
+            parts.append(text(name))
+        except UnicodeEncodeError as error:
+            raise InputError(f"tensor {shown(name)}: the name cannot be written in UTF-8") from error
+        size_bytes = len(name.encode())
+        if size_bytes > MAX_TEXT_BYTES:
+            raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
     return b"".join(parts)
 
 

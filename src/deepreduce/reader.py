@@ -5,6 +5,7 @@ Bytes from a peer are hostile: they are touched through a `Reader` only, which b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,13 +29,21 @@ def varint(number: int) -> bytes:
     >>> varint(300).hex()
     'ac02'
     """
-    if number < 0x80:
-        return bytes((number,))
+    return varints((number,))
+
+
+def varints(numbers: Iterable[int]) -> bytes:
+    """`varint` of each number, one after another.
+
+    >>> varints([7, 300]).hex()
+    '07ac02'
+    """
     out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
+    for number in numbers:
+        while number >= 0x80:
+            out.append(number & 0x7F | 0x80)
+            number >>= 7
+        out.append(number)
     return bytes(out)
 
 

@@ -7,14 +7,16 @@ of its `Space` (the positions it has), so that a tensor on another device runs t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels
+from . import kernels, ragged
 from .errors import InputError
 from .tensor import Positions, Shape, SparseTensor, Support, Values, float_dtype
 
@@ -29,7 +31,7 @@ class Space:
 
     shape: Shape
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of positions."""
         return prod(self.shape)
@@ -79,9 +81,13 @@ class Source(ABC):
 
 
 class DenseSource(Source):
-    """A numpy array. It is read, never written; made contiguous only if it is not."""
+    """A numpy array. It is read, never written; made contiguous only if it is not.
 
-    def __init__(self, array: Values) -> None:
+    With a `hint` from the step before, `top` takes one pass in place of two; what is selected does not depend on it.
+    """
+
+    def __init__(self, array: Values, hint: kernels.selection.Hint | None = None) -> None:
+        self.hint = hint
         self.space = Space(array.shape)
         self.dtype = float_dtype(array.dtype)
         self._flat = np.ascontiguousarray(array, self.dtype).reshape(-1)
@@ -94,7 +100,11 @@ class DenseSource(Source):
         return self._selected(kernels.selection.at_least(self._bits, kernels.selection.MAGNITUDE[self.dtype.itemsize], 1))
 
     def top(self, count: int) -> Support:
-        return self._selected(kernels.selection.top(self._bits, self.dtype, count)) if count < self.numel else self.all()
+        if count >= self.space.numel:
+            return self.all()
+        if self.hint is None or self.space.numel < kernels.selection.SMALL:
+            return self._selected(kernels.selection.top(self._bits, self.dtype, count))
+        return self._selected(kernels.selection.top_hinted(self._bits, self.dtype, count, self.hint))
 
     def above(self, threshold: float) -> Support:
         return self._selected(kernels.selection.above(self._bits, self.dtype, threshold))
@@ -166,3 +176,21 @@ def as_source(gradient: object) -> Source:
     if isinstance(gradient, np.ndarray | np.generic):
         return DenseSource(np.asarray(gradient))
     raise InputError(f"a gradient is a numpy array or a SparseTensor, got {type(gradient).__name__}")
+
+
+def top_batch(sources: Sequence[Source], counts: Sequence[int]) -> list[Support]:
+    """`top` of many gradients: small ones are selected from in one call."""
+    supports = [None if _is_small(source) else source.top(count) for source, count in zip(sources, counts, strict=True)]
+    for dtype in {source.dtype for source, support in zip(sources, supports, strict=True) if support is None}:
+        group = [index for index, support in enumerate(supports) if support is None and sources[index].dtype == dtype]
+        bits = [sources[index]._bits for index in group]  # type: ignore[attr-defined]
+        bounds = ragged.bounds_of([own.size for own in bits])
+        wanted = np.array([counts[index] for index in group])
+        positions, ends = kernels.selection.top_ragged(ragged.joined(bits), dtype, bounds, wanted)
+        for index, own in zip(group, ragged.cut(positions, ends), strict=True):
+            supports[index] = Support.trusted(own, sources[index].numel)
+    return [support for support in supports if support is not None]
+
+
+def _is_small(source: Source) -> bool:
+    return type(source) is DenseSource and 0 < source.space.numel < kernels.selection.SMALL

@@ -19,6 +19,7 @@ Positions = NDArray[np.int64]
 Values = NDArray[Any]
 
 FLOAT_DTYPES = tuple(np.dtype(t) for t in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64))
+_NATIVE = frozenset(FLOAT_DTYPES)
 
 
 def float_dtype(dtype: Any, what: str = "gradient") -> np.dtype[Any]:
@@ -27,6 +28,8 @@ def float_dtype(dtype: Any, what: str = "gradient") -> np.dtype[Any]:
     >>> float_dtype(">f4")
     dtype('float32')
     """
+    if isinstance(dtype, np.dtype) and dtype in _NATIVE:
+        return dtype
     native: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
     if native not in FLOAT_DTYPES:
         raise InputError(f"a {what} holds float16, bfloat16, float32 or float64, got {np.dtype(dtype)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from ..codec import IndexCodec
+from ..reader import Part
 from ..reorder import Order
 from ..source import Space
 from ..tensor import Positions, Support
@@ -16,7 +17,7 @@ class KeyCodec(IndexCodec):
     def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
         return self._write(selected.positions, space.numel), selected
 
-    def attach(self, index_part: bytes, support: Support, order: Order | None, space: Space) -> tuple[bytes, bytes]:
+    def attach(self, index_part: Part, support: Support, order: Order | None, space: Space) -> tuple[Part, bytes]:
         return index_part if order is None else self._write(support.positions[order.permutation], space.numel), b""
 
     @abstractmethod

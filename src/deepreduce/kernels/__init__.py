@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from . import huffman as huffman
     from . import policies as policies
     from . import prefixes as prefixes
+    from . import qsgdbatch as qsgdbatch
     from . import quantise as quantise
     from . import rans as rans
     from . import rice as rice
+    from . import ricebatch as ricebatch
     from . import runs as runs
+    from . import scatter as scatter
     from . import selection as selection
     from . import shaped as shaped
     from . import sketch as sketch

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..codec import Sparsifier
-from ..source import Source
+from ..source import Source, top_batch
 from ..tensor import Support
 from .amount import check_amount, count_of, same_amount
 
@@ -33,3 +34,6 @@ class TopR(Sparsifier):
 
     def select(self, source: Source, seed: int) -> Support:
         return source.top(count_of(self.amount, source.numel))
+
+    def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
+        return top_batch(sources, [count_of(self.amount, source.numel) for source in sources])

@@ -6,6 +6,7 @@ finite, and a step with a NaN or an infinity anywhere leaves no trace.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, prod
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, InputError
-from ..tensor import Shape, SparseTensor
+from ..tensor import Shape, SparseTensor, Values
 from . import sums
 from .arrays import HOST, Array, arrays_of, wide_dtype
 
@@ -49,6 +50,8 @@ class ResidualMemory:
     residuals: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
     velocities: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
     _scale: float = field(default=1.0, init=False, repr=False)
+    _spares: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Arrays of residuals that were replaced: the memory for the next sum, as fresh memory costs more than the sum itself."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
@@ -67,6 +70,10 @@ class ResidualMemory:
 
     def compensate(self, name: str, gradient: Any) -> Any:
         """Return the gradient plus its residual, in the dtype to add up in: a new tensor. Nothing is remembered before `update`."""
+        if not self.momentum and self.clip is None and type(gradient) is np.ndarray:  # the common case, without a look at each table
+            held = self.residuals.get(name)
+            if type(held) is np.ndarray and (held.shape, held.dtype) == (gradient.shape, gradient.dtype):
+                return HOST.wide_sum(gradient, [(held, self.decay)], self._spare(name, held))
         gradient = self._clipped(_floats(name, gradient))
         terms = [(held, factor) for table, factor in self._rates() if (held := self._held(table, name, gradient)) is not None]
         if isinstance(gradient, SparseTensor):
@@ -111,7 +118,15 @@ class ResidualMemory:
             arrays.clear_(velocity, sent.indices)
             self.velocities[name] = velocity
         arrays.subtract_(compensated, sent)
+        self._spares[name] = self.residuals.get(name)
         self.residuals[name] = compensated
+
+    def _spare(self, name: str, like: Values) -> Values | None:
+        """An array like this one that nobody else holds."""
+        spare = self._spares.pop(name, None)
+        if spare is None or sys.getrefcount(spare) > 2 or (spare.shape, spare.dtype) != (like.shape, like.dtype):
+            return None
+        return spare if spare.flags.owndata and spare.flags.c_contiguous else None
 
     def _remember_sparse(self, name: str, compensated: SparseTensor, sent: SparseTensor) -> None:
         if self.momentum:
@@ -119,6 +134,9 @@ class ResidualMemory:
             velocity = compensated if residual is None else sums.combined([compensated, sums.scaled(residual, -self.decay)])
             self.velocities[name] = sums.without(velocity, sent.indices)
         self.residuals[name] = sums.combined([compensated, sums.scaled(sent, -1.0)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_spares": {}}
 
     def _rates(self) -> list[tuple[dict[str, Gradient], float]]:
         return [(self.residuals, self.decay), *([(self.velocities, self.momentum)] if self.momentum else [])]
@@ -149,6 +167,7 @@ class ResidualMemory:
 
     def forget(self, name: str) -> None:
         """Drop what is remembered of a parameter: it was sent, or rounding is all that is left of it."""
+        self._spares.pop(name, None)
         self.residuals.pop(name, None)
         self.velocities.pop(name, None)
 

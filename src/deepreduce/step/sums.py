@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from ..tensor import Positions, Shape, SparseTensor, Support
+from ..tensor import Positions, Shape, SparseTensor, Support, Values
 from .arrays import HOST
+
+_LARGE = 1 << 14
 
 
 def scaled(tensor: SparseTensor, factor: float) -> SparseTensor:
@@ -65,7 +68,13 @@ def without(tensor: SparseTensor, positions: Positions) -> SparseTensor:
 
 def is_finite(parts: Sequence[SparseTensor]) -> bool:
     """Return whether there is no NaN and no infinity in any of these."""
-    return all(bool(np.isfinite(part.values).all()) for part in parts)
+    small: dict[np.dtype[Any], list[Values]] = {}
+    for part in parts:
+        if part.values.size < _LARGE:
+            small.setdefault(part.values.dtype, []).append(part.values)
+        elif not np.logical_and.reduce(np.isfinite(part.values)):
+            return False
+    return all(np.logical_and.reduce(np.isfinite(np.concatenate(arrays))) for arrays in small.values())
 
 
 def union(parts: Sequence[SparseTensor]) -> Support:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from math import ceil
+from time import perf_counter
 from typing import ClassVar, NoReturn
 
 import numpy as np
@@ -123,10 +124,13 @@ class AllGather(Topology):
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         received = trip.all_gather(messages[0].blob)
-        with trip.watch("decode"):
-            by_rank = [items.decode(blob, tensors, rank) for rank, blob in enumerate(received)]
-            finite = all(map(sums.is_finite, by_rank))
-            return Delivery(by_rank[trip.transport.rank], list(zip(*by_rank, strict=True)), trip.divisor, finite)
+        start = perf_counter()
+        by_rank = items.decode_all(received, messages[0], trip.transport.rank)
+        delivery = Delivery(
+            by_rank[trip.transport.rank], list(zip(*by_rank, strict=True)), trip.divisor, sums.is_finite(list(chain.from_iterable(by_rank)))
+        )
+        trip.watch.add("decode", start)
+        return delivery
 
     def fail(self, failure: Failure, trip: Trip) -> None:
         trip.all_gather(failure)
@@ -236,8 +240,8 @@ def _cut(tensor: Item, seed: StepSeed, size: int) -> list[Item]:
 def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
     shape = sums.range_shape(tensor.shape, low, high)
     if isinstance(tensor.content, SparseTensor):
-        return replace(tensor, content=sums.between(tensor.content, low, high, shape), selected=selected)
-    return replace(tensor, content=tensor.arrays.between(tensor.content, low, high, shape), selected=selected)
+        return replace(tensor, content=sums.between(tensor.content, low, high, shape), selected=selected, given=None)
+    return replace(tensor, content=tensor.arrays.between(tensor.content, low, high, shape), selected=selected, given=None)
 
 
 def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
@@ -287,7 +291,7 @@ def _outgoing(tensor: Item, mean: Gradient, parts: Sequence[SparseTensor], most:
         content: Gradient = SparseTensor.trusted(mean.support, arrays_of(mean.values).narrow(mean.values, tensor.dtype), mean.shape)
     else:
         content = tensor.arrays.narrow(mean, tensor.dtype)
-    outgoing = replace(tensor, content=content, idle=False)
+    outgoing = replace(tensor, content=content, idle=False, given=None)
     return replace(outgoing, selected=_selected(outgoing, parts, most))
 
 

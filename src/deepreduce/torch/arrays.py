@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ..source import Source, Space
-from ..step.arrays import Arrays, arrays_of
+from ..step.arrays import Arrays, register_arrays
 from ..tensor import Positions, Shape, SparseTensor, Values
 from .convert import to_torch
 from .source import numpy_dtype, source_of, space_on
@@ -38,7 +38,7 @@ class TorchArrays(Arrays):
     def wide(self, array: torch.Tensor) -> torch.Tensor:
         return array.detach().to(_WIDE.get(array.dtype, array.dtype))
 
-    def wide_sum(self, array: torch.Tensor, terms: Sequence[tuple[torch.Tensor, float]]) -> torch.Tensor:
+    def wide_sum(self, array: torch.Tensor, terms: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor | None = None) -> torch.Tensor:
         wide = self.wide(array)
         total = wide.clone(memory_format=torch.contiguous_format)
         for term, factor in terms:
@@ -116,11 +116,7 @@ class TorchArrays(Arrays):
 
 
 TORCH = TorchArrays()
-
-
-@arrays_of.register(torch.Tensor)
-def _(array: torch.Tensor) -> Arrays:
-    return TORCH
+register_arrays(torch.Tensor, TORCH)
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -226,39 +227,54 @@ class DeepReduceState:
             self.memory.rescale(self.options.scaler.get_scale())
 
     def reduce(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> Future[None]:
-        """Replace each gradient by the mean over all ranks. Buckets are exchanged in the order of these calls, the same on all ranks."""
-        bucket = Bucket(names, [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)], self.step, last)
-        self.step += 1 if last else 0
+        """Replace each gradient by the mean over all ranks, off this thread.
+
+        Buckets are exchanged in the order of these calls, the same on all ranks; one is encoded while the one before is exchanged.
+        """
+        bucket = self._bucket(names, gradients, last)
         ready, transport, watch = wait_for(gradients), self.transport, Stopwatch()
         prepared = self._encoding.submit(lambda: self._prepare(bucket, transport, watch, ready))
-        return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared))
+        return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared.result()))
+
+    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> None:
+        """Replace each gradient by the mean over all ranks, on this thread."""
+        bucket, watch = self._bucket(names, gradients, last), Stopwatch()
+        transport = self.transport
+        self._deliver(bucket, gradients, transport, watch, self._prepare(bucket, transport, watch, wait_for(gradients)))
 
     def end_step(self) -> None:
         """Close a step of which no bucket was the last one, when all its buckets are done."""
         self._stats.add(StepStats(self.step))
         self.step += 1
 
-    @torch.no_grad()
-    def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared:
-        ready()
-        self.follow_scale()
-        return self.reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
+    def _bucket(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool) -> Bucket:
+        bucket = Bucket(names, [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)], self.step, last)
+        self.step += 1 if last else 0
+        return bucket
 
-    @torch.no_grad()
+    def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
+        try:
+            ready()
+            self.follow_scale()
+        except Exception as error:
+            return error
+        return self.reducer.attempt(bucket, self.memory, transport, watch)
+
     def _deliver(
-        self, bucket: Bucket, gradients: Sequence[torch.Tensor], transport: Transport, watch: Stopwatch, prepared: Future[Prepared]
+        self, bucket: Bucket, gradients: Sequence[torch.Tensor], transport: Transport, watch: Stopwatch, prepared: Prepared | Exception
     ) -> None:
         try:
             delivery, cost = self.reducer.deliver(bucket, prepared, self.memory, transport, watch)
         except PeerFailure:
             raise  # told to all ranks: the next step may go well
         except BaseException as error:
-            if prepared.exception() is not error:
+            if prepared is not error:
                 transport.close()  # here alone: the others must not wait
             raise
-        with watch("decode"):
-            for gradient, parts in zip(gradients, self.reducer.parts(bucket, prepared.result(), delivery), strict=True):
-                write_mean(gradient, parts, delivery.divisor)
+        start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery)
+        for gradient, seen, parts in zip(gradients, bucket.gradients, means, strict=True):
+            write_mean(gradient, seen, parts, delivery.divisor)
+        watch.add("decode", start)
         cost.decode_seconds = watch.seconds["decode"]
         self._stats.add(cost, bucket.last)
 

@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from math import sqrt
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import kernels
+from .. import kernels, ragged
 from ..codec import LossyValueCodec, ValueCodec
 from ..errors import ConfigError, CorruptError
-from ..reader import Reader, expect_padding
+from ..reader import Part, Reader, expect_padding
+from ..reorder import Order
 from ..tensor import Values
 from .floats import at_least_32_bits, limits, peak, round_up
 from .raw import RawValue
@@ -70,6 +73,30 @@ class QSGD(LossyValueCodec):
         kernels.quantise.restore(packed, norms, self.group, self.bits, out)
         with np.errstate(over="ignore"):  # only in bytes that no writer made
             return out.astype(dtype, copy=False)
+
+    def encode_batch(self, values: Sequence[Values], seeds: Sequence[int]) -> list[tuple[ValueCodec, Part, Order | None]]:
+        flat, bounds = at_least_32_bits(ragged.joined(values)), ragged.bounds_of(list(map(len, values)))
+        if not kernels.qsgdbatch.peak(flat) <= self._largest_peak(values[0].dtype):
+            return super().encode_batch(values, seeds)
+        words, ends = kernels.qsgdbatch.encode(flat, bounds, self.group, self.norm == "l2", self.bits, np.array(seeds, np.uint64))
+        return list(zip(repeat(self), ragged.cut_words(words, ends), repeat(None)))
+
+    def _largest_peak(self, dtype: np.dtype[Any]) -> float:
+        """A magnitude up to which `choose` never hands over."""
+        return min(self.largest, float(limits(dtype).max)) / (1 if self.norm == "max" else 2 + sqrt(self.group))
+
+    def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], dtype: np.dtype[Any]) -> list[Values]:
+        bounds = ragged.bounds_of(counts)
+        packed, ends = ragged.joined_parts(parts)
+        if packed.size < 4 * int(bounds[-1]) * self.bits // 32:  # nothing is allocated for values that cannot be there
+            return super().decode_batch(parts, counts, dtype)
+        out = np.empty(bounds[-1], np.float64 if dtype.itemsize == 8 else np.float32)
+        if not kernels.qsgdbatch.decode(packed, ends, bounds, self.group, self.bits, self.largest, out):
+            return super().decode_batch(parts, counts, dtype)  # says what is wrong
+        if out.dtype != dtype:
+            with np.errstate(over="ignore"):  # only in bytes that no writer made
+                out = out.astype(dtype)
+        return ragged.cut(out, bounds)
 
     def error_bound(self, values: Values) -> Values:
         """One level of the value's own group, and the rounding to the dtype."""
