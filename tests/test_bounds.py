@@ -9,9 +9,9 @@ import pytest
 
 import deepreduce as dr
 from deepreduce import message
-from deepreduce.accounting import Stats, StepStats
 from deepreduce.layouts import layout_of
 from deepreduce.reader import varint
+from deepreduce.step.stats import Stats, StepStats
 
 DENSE = np.float32([1, -2, 0, 3])
 

@@ -6,8 +6,8 @@ import pytest
 import deepreduce as dr
 from deepreduce import specs
 from deepreduce.lab.data import load
-from deepreduce.policy import policy_of
 from deepreduce.presets import TABLE_3
+from deepreduce.step.policy import policy_of
 
 PLAIN_TOP_R = 0.02
 
