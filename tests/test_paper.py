@@ -60,7 +60,7 @@ def test_numbers_of_the_paper_have_their_section():
 
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(NAMES))
 def test_plans_are_valid_and_of_one_spec_each(name, scale):
     import deepreduce as dr
 
