@@ -52,7 +52,9 @@ def test_the_methods_of_the_paper_are_as_published():
 
 @pytest.mark.parametrize("wrong", [None, 3, b"dense", dr.TopR(1), dr.Rice(), dr.FP16(), dr.BySize, object()])
 def test_what_is_no_spec_is_refused(wrong):
-    with pytest.raises(dr.ConfigError, match=r"a spec is a string, a DeepReduce or an object with choose\(name, source\), got"):
+    with pytest.raises(
+        dr.ConfigError, match=r"a spec is a string, a DeepReduce, a Schedule or an object with codec_for\(name, source\), got"
+    ):
         policy_of(wrong, 1024)
 
 
