@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepreduce import kernels
-from deepreduce.kernels import hazard, rans, steps, tokens
+from deepreduce.kernels import hazard, hazardcoder, rans, steps, tokens
 from deepreduce.kernels.jit import kernel
 
 
@@ -63,13 +63,13 @@ def test_hazard_coding_round_trips(size):
     mask, shift = np.uint64(255), np.uint64(0)
     patterns, positions, hazards = random_group(size, size)
     starts, widths, escapes = (np.empty(positions.size, np.uint32) for _ in range(3))
-    hazard.intervals(patterns, mask, shift, hazards, positions, patterns[positions], starts, widths, escapes)
+    hazardcoder.intervals(patterns, mask, shift, hazards, positions, starts, widths, escapes)
     words = np.zeros(positions.size + int(escapes.sum()) // 4 + 8, np.uint32)
-    first, state = hazard.encode(starts, widths, escapes, words)
+    first, *states = hazardcoder.encode(starts, widths, escapes, words)
     coded = np.append(words[first:], np.uint32(0))
     found, classes = np.empty_like(positions), np.empty(positions.size, np.uint8)
-    arguments = (patterns, mask, shift, hazards, coded, coded.size - 1, np.uint64(state))
-    assert hazard.decode(*arguments, found, classes) == 0
+    arguments = (patterns, mask, shift, hazards, coded, coded.size - 1, tuple(map(np.uint64, states)))
+    assert hazardcoder.decode(*arguments, found, classes) == 0
     assert (found == positions).all()
     assert (classes == patterns[positions]).all()
 
@@ -81,9 +81,9 @@ def test_hazard_coding_is_close_to_the_entropy():
     entropy = -(share * np.log2(share, where=inside, out=np.zeros(8)) + (1 - share) * np.log2(1 - share, where=inside, out=np.zeros(8)))
     starts, widths, escapes = (np.empty(positions.size, np.uint32) for _ in range(3))
     mask, shift = np.uint64(255), np.uint64(0)
-    hazard.intervals(patterns, mask, shift, hazards, positions, patterns[positions], starts, widths, escapes)
+    hazardcoder.intervals(patterns, mask, shift, hazards, positions, starts, widths, escapes)
     words = np.zeros(positions.size + int(escapes.sum()) // 4 + 8, np.uint32)
-    first, _ = hazard.encode(starts, widths, escapes, words)
+    first, *_ = hazardcoder.encode(starts, widths, escapes, words)
     assert 32 * (words.size - first) < 1.02 * (entropy * np.bincount(patterns, minlength=8)).sum()
 
 

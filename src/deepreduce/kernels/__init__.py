@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from . import fit as fit
     from . import gaps as gaps
     from . import hazard as hazard
+    from . import hazardcoder as hazardcoder
     from . import huffman as huffman
     from . import policies as policies
     from . import prefixes as prefixes

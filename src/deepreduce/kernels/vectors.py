@@ -9,30 +9,47 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 64
+SPAN = 128
+
+
+def _load(context: Any, builder: Any, kind: Any, array: Any, at: Any, lanes: int) -> Any:
+    """`lanes` neighbours of an array as one vector."""
+    from numba.np.arrayobj import make_array
+
+    vector = ir.VectorType(context.get_data_type(kind.dtype), lanes)
+    data = make_array(kind)(context, builder, array).data  # type: ignore[no-untyped-call]
+    loaded = builder.load(builder.bitcast(builder.gep(data, [at]), vector.as_pointer()))
+    loaded.align = 1
+    return loaded
 
 
 def _unequal(typing: Any, left: Any, right: Any, at: Any) -> Any:
     """Bit j of the result says whether left[at + j] and right[at + j] differ; LANES elements must exist from `at` on in both."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from numba.np.arrayobj import make_array
-
-        lanes = ir.VectorType(context.get_data_type(left.dtype), LANES)
-
-        def load(kind: Any, argument: Any) -> Any:
-            array = make_array(kind)(context, builder, argument)  # type: ignore[no-untyped-call]
-            pointer = builder.bitcast(builder.gep(array.data, [arguments[2]]), lanes.as_pointer())
-            loaded = builder.load(pointer)
-            loaded.align = 1
-            return loaded
-
-        differ = builder.icmp_unsigned("!=", load(left, arguments[0]), load(right, arguments[1]))
-        return builder.bitcast(differ, ir.IntType(LANES))
+        vectors = [_load(context, builder, kind, array, arguments[2], LANES) for kind, array in zip((left, right), arguments, strict=False)]
+        return builder.bitcast(builder.icmp_unsigned("!=", *vectors), ir.IntType(LANES))
 
     return types.uint64(left, right, at), emit
 
 
 unequal: Any = intrinsic(_unequal)
+
+
+def _count_up_to(typing: Any, array: Any, at: Any, limit: Any) -> Any:
+    """How many of the SPAN elements of a uint32 array from `at` on are not above `limit`, a uint32."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        found = _load(context, builder, array, arguments[0], arguments[1], SPAN)
+        first = builder.insert_element(ir.Constant(found.type, ir.Undefined), arguments[2], ir.IntType(32)(0))
+        limits = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), SPAN), [0] * SPAN))
+        passed = builder.bitcast(builder.icmp_unsigned("<=", found, limits), ir.IntType(SPAN))
+        return builder.trunc(builder.ctpop(passed), ir.IntType(64))
+
+    return types.uint64(array, at, types.uint32), emit
+
+
+count_up_to: Any = intrinsic(_count_up_to)
 
 
 def _leading_zeros(typing: Any, number: Any) -> Any:

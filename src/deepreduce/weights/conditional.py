@@ -82,30 +82,30 @@ def encode(old: Array, kind: Kind, positions: Positions, codes: Codes) -> bytes:
     classes, counts = np.empty(positions.size, np.uint8), np.zeros((_CLASSES, 2), np.int64)
     kernels.hazard.count_changed(old, mask, shift, positions, tokens, classes, counts)
     model = fit_hazards(count_classes(old, kind), counts)
-    contexts, by_context = model.contexts[classes], np.zeros((CONTEXTS, _TOKENS), np.int64)
+    contexts, by_context = model.contexts.take(classes), np.zeros((CONTEXTS, _TOKENS), np.int64)
     kernels.rans.count(tokens, contexts, by_context)
-    model = replace(model, tokens=tuple(map(levels_of, by_context)))
+    model = replace(model, tokens=tuple(levels_of(by_context)))
     starts, widths, escapes = (np.empty(positions.size, np.uint32) for _ in range(3))
-    kernels.hazard.intervals(old, mask, shift, model.hazards, positions, classes, starts, widths, escapes)
+    kernels.hazardcoder.intervals(old, mask, shift, model.hazards, positions, starts, widths, escapes)
     words = np.empty(positions.size + int(escapes.sum(dtype=np.int64)) // 4 + 8, np.uint32)
-    first, state = kernels.hazard.encode(starts, widths, escapes, words)
+    first, *states = kernels.hazardcoder.encode(starts, widths, escapes, words)
     coded = words[first:].astype("<u4", copy=False)
-    front = [model.write(), int(state).to_bytes(8, "little"), varint(coded.size), coded.tobytes()]
+    front = [model.write(), np.array(states, "<u8").tobytes(), varint(coded.size), coded.tobytes()]
     return b"".join([*front, symbols.write_stream(tokens, contexts, model.tokens), symbols.write_extras(codes, tokens, extra_bits)])
 
 
 def decode(section: Reader, old: Array, kind: Kind, count: int) -> tuple[Positions, Codes]:
     """The positions, increasing, and the codes of `count` changes of these patterns."""
     model = Model.read(section)
-    state = int.from_bytes(section.take(8), "little")
-    if not kernels.hazard.LOWEST <= state < 2**63:
-        raise CorruptError(f"the changes of a group begin with state {state}, which no writer leaves")
+    states = section.array("<u8", 2)
+    if states.min() < kernels.hazardcoder.LOWEST or states.max() >= 2**63:
+        raise CorruptError(f"the changes of a group begin with states {states.tolist()}, which no writer leaves")
     size = section.varint(limit=section.remaining // 4)
     words = np.zeros(size + 1, np.uint32)
     words[:size] = section.array("<u4", size)
     positions, classes = np.empty(count, np.uint32), np.empty(count, np.uint8)
     mask, shift = np.uint64(kind.mask), np.uint64(kind.shift)
-    if kernels.hazard.decode(old, mask, shift, model.hazards, words, size, np.uint64(state), positions, classes):
+    if kernels.hazardcoder.decode(old, mask, shift, model.hazards, words, size, (states[0], states[1]), positions, classes):
         raise CorruptError(f"{size} words do not hold {count} changes of {old.size} weights exactly")
-    tokens = symbols.read_stream(section, model.contexts[classes], model.tokens)
+    tokens = symbols.read_stream(section, model.contexts.take(classes), model.tokens)
     return positions, symbols.join(tokens, section.rest(), kind.unsigned)
