@@ -31,29 +31,46 @@ def count(symbols: Symbols, contexts: Contexts, counts: NDArray[np.int64]) -> No
         counts[np.uint64(contexts[i]), np.uint64(symbols[i])] += 1
 
 
+@inline
+def _push(state: np.uint64, interval: np.uint64, words: Words, at: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """The state with one more symbol, and the index of the last word written; `interval` is its frequency and, above 16 bits, its start."""
+    frequency = interval & np.uint64(0xFFFF)
+    full = state >= frequency << np.uint64(32 - TOTAL_BITS)
+    words[at - np.uint64(1)] = np.uint16(state)
+    at -= np.uint64(full)
+    state = state >> np.uint64(16) if full else state
+    quotient = np.uint64(np.uint32(state) // np.uint32(frequency))
+    return (quotient << np.uint64(TOTAL_BITS)) + (state - quotient * frequency) + (interval >> np.uint64(16)), at
+
+
 @kernel
 def encode(symbols: Symbols, contexts: Contexts, frequencies: Frequencies, states: NDArray[np.uint32], words: Words) -> int:
     """Write words from the end of `words` towards its front, last symbol first; returns the index of the first one written.
 
-    There is room for one word per symbol. No frequency is TOTAL, and none of a symbol that occurs is 0.
+    There is room for one word more than symbols. No frequency is TOTAL, and none of a symbol that occurs is 0.
     """
-    starts = np.zeros((frequencies.shape[0], 257), np.uint32)
+    intervals = np.zeros((frequencies.shape[0], 256), np.uint64)
     for context in range(frequencies.shape[0]):
+        start = np.uint64(0)
         for symbol in range(256):
-            starts[context, symbol + 1] = starts[context, symbol] + frequencies[context, symbol]
-    states[:] = LOWEST
-    at = words.size
-    for i in range(symbols.size - 1, -1, -1):
-        coded, within = np.uint64(symbols[i]), np.uint64(contexts[i])
-        frequency = frequencies[within, coded]
-        state = states[i & 3]
-        if np.uint64(state) >= np.uint64(frequency) << np.uint64(32 - TOTAL_BITS):
-            at -= 1
-            words[at] = np.uint16(state)
-            state = np.uint32(state >> np.uint32(16))
-        quotient = np.uint32(state // frequency)
-        states[i & 3] = np.uint32((quotient << np.uint32(TOTAL_BITS)) + np.uint32(state - quotient * frequency) + starts[within, coded])
-    return at
+            frequency = np.uint64(frequencies[context, symbol])
+            intervals[context, symbol] = start << np.uint64(16) | frequency
+            start += frequency
+    at, one = np.uint64(words.size), np.uint64(1)
+    a = b = c = d = np.uint64(LOWEST)
+    i = np.uint64(symbols.size)
+    while i % np.uint64(STATES):
+        i -= one
+        a, b, c, d = d, a, b, c
+        a, at = _push(a, intervals[np.uint64(contexts[i]), np.uint64(symbols[i])], words, at)
+    while i:
+        i -= np.uint64(STATES)
+        d, at = _push(d, intervals[np.uint64(contexts[i + np.uint64(3)]), np.uint64(symbols[i + np.uint64(3)])], words, at)
+        c, at = _push(c, intervals[np.uint64(contexts[i + np.uint64(2)]), np.uint64(symbols[i + np.uint64(2)])], words, at)
+        b, at = _push(b, intervals[np.uint64(contexts[i + one]), np.uint64(symbols[i + one])], words, at)
+        a, at = _push(a, intervals[np.uint64(contexts[i]), np.uint64(symbols[i])], words, at)
+    states[0], states[1], states[2], states[3] = np.uint32(a), np.uint32(b), np.uint32(c), np.uint32(d)
+    return int(np.int64(at))
 
 
 @kernel

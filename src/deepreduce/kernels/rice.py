@@ -12,14 +12,14 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .bits import Bytes, Words, put
+from .bits import Bytes, Words
 from .codes import BEYOND_LIMIT, ENDS_EARLY
 from .gaps import Numbers, load
 from .jit import kernel
 
 Parameters = NDArray[np.uint8]
 
-_0, _1, _6 = np.uint64(0), np.uint64(1), np.uint64(6)
+_0, _1, _6, _63, _64 = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63), np.uint64(64)
 _ALL = _BEFORE_0 = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
@@ -74,17 +74,32 @@ def cheapest(quotients: NDArray[np.int64], block: int, merged: int, count: int) 
 
 @kernel
 def pack(numbers: Numbers, parameters: Parameters, block: int, low_bits: int, words: Words) -> None:
-    """Write both streams to zeroed words with the spare ones of `bits.zero_words`; block b has parameters[b]."""
-    low_at, unary_at = 0, low_bits
+    """Write both streams to zeroed words with the spare ones of `bits.zero_words`; block b has parameters[b].
+
+    Each stream has an open word, which is written when it is full: they share the one where the low bits end.
+    """
+    low_word, low_bit, lows = _0, _0, _0
+    unary_word, unary_at, ends = np.uint64(low_bits) >> _6, np.uint64(low_bits), _0
     for b in range(parameters.size):
         k = np.uint64(parameters[b])
         mask = (_1 << k) - _1
-        for i in range(b * block, min(numbers.size, (b + 1) * block)):
-            put(words, low_at, numbers[i] & mask)
-            low_at += parameters[b]
-            unary_at += int(np.int64(numbers[i] >> k))
-            words[unary_at >> 6] |= _1 << np.uint64(unary_at & 63)
-            unary_at += 1
+        for i in range(np.uint64(b * block), np.uint64(min(numbers.size, (b + 1) * block))):
+            low = numbers[i] & mask
+            lows |= low << low_bit
+            low_bit += k
+            if low_bit >= _64:
+                words[low_word] |= lows
+                low_word += _1
+                low_bit -= _64
+                lows = low >> (k - low_bit)
+            unary_at += numbers[i] >> k
+            if unary_at >> _6 != unary_word:
+                words[unary_word] |= ends
+                unary_word, ends = unary_at >> _6, _0
+            ends |= _1 << (unary_at & _63)
+            unary_at += _1
+    words[low_word] |= lows
+    words[unary_word] |= ends
 
 
 @kernel

@@ -14,7 +14,7 @@ from ..message import DEFAULT_MAX_NUMEL
 from . import envelope
 from .checking import State, check_base, check_chain, entries, state_of
 from .comparing import Comparison, MemorySink, Origin
-from .digests import CHECK_BYTES, digest
+from .digests import CHECK_BYTES, digest, hasher
 from .kinds import Array, Shape
 from .lanes import Lanes, default_threads
 from .opened import Changes, Patch, Patched
@@ -133,10 +133,10 @@ def _apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, 
     flat = writable({record.name: tensors[record.name] for record in touched})
     changes = _decode_all(patch, source, threads)
     wholes = whole_tensors(patch, max_numel)
-    _move(patch, flat, changes)
+    found = _move_and_digest(patch, flat, changes)
     for record in touched:
-        if digest(flat[record.name])[:CHECK_BYTES] != record.result_check:
-            _move(patch, flat, changes, back=True)
+        if found[record.name][:CHECK_BYTES] != record.result_check:
+            _move_back(patch, flat, changes)
             raise CorruptError(f"tensor {record.name!r} is not what the patch promises; the weights are as they were")
     tensors.update(wholes)
     for record in patch.header.tensors:
@@ -154,11 +154,21 @@ def _decode_all(patch: Patch, source: Source, threads: int) -> list[Changes]:
     return changes
 
 
-def _move(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes], back: bool = False) -> None:
-    take = kernels.steps.move_back if back else kernels.steps.move
+def _move_and_digest(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes]) -> dict[str, bytes]:
+    """Take all steps, in place; returns the digests of the tensors after them. Each piece is hashed while it is in the cache."""
+    states = {name: hasher() for name in flat}
     for piece, positions, codes in changes:
         record = patch.header.tensors[piece.tensor]
-        take(flat[record.name][piece.start : piece.stop], positions, codes, np.uint64(record.kind.flip))
+        part = flat[record.name][piece.start : piece.stop]
+        kernels.steps.move(part, positions, codes, np.uint64(record.kind.flip))
+        states[record.name].update(part.view("u1").data)
+    return {name: bytes(state.digest()) for name, state in states.items()}
+
+
+def _move_back(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes]) -> None:
+    for piece, positions, codes in changes:
+        record = patch.header.tensors[piece.tensor]
+        kernels.steps.move_back(flat[record.name][piece.start : piece.stop], positions, codes, np.uint64(record.kind.flip))
 
 
 def whole_tensors(patch: Patch, max_numel: int) -> dict[str, Array]:
