@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from .. import kernels
+from ..codec import IndexCodec
 from ..errors import ConfigError, CorruptError, InputError
 from ..message import DEFAULT_MAX_NUMEL
 from . import envelope
-from .checking import State, check_base, check_chain, entries, state_of
+from .applying import apply_one, whole_tensors
+from .checking import State, check_chain, entries, state_of
 from .comparing import Comparison, MemorySink, Origin
-from .digests import CHECK_BYTES, digest, hasher
 from .kinds import Array, Shape
-from .lanes import Lanes, default_threads
+from .lanes import default_threads
 from .opened import Changes, Patch, Patched
 from .portable import index_codec
-from .records import Action, TensorRecord, pieces
-from .sources import Arrays, Source, writable
+from .records import Action, pieces
+from .sources import Arrays, Source
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -65,14 +64,15 @@ def diff(
     >>> apply(old, diff(old, new))["w"]
     array([1., 2., 4.], dtype=float32)
     """
-    codec = _codec(mode, index)
+    codec = codec_of_mode(mode, index)
     origin = Origin(version=1) if after is None else Patch.of_bytes(after).origin_of_next
     sink = MemorySink()
     header = Comparison(Arrays(old), Arrays(new), sink, codec, threads or default_threads()).run(origin)
     return envelope.join(header, [*sink.groups, *sink.wholes])
 
 
-def _codec(mode: str, index: str) -> Any:
+def codec_of_mode(mode: str, index: str) -> IndexCodec | None:
+    """The index codec of portable patches; None for conditional ones, which need none."""
     if mode not in ("conditional", "portable"):
         raise ConfigError(f"mode is conditional or portable, got {mode!r}")
     return index_codec(index) if mode == "portable" else None
@@ -119,72 +119,11 @@ def apply_(
     opened = [Patch.of_bytes(blob) for blob in _several(patch)]
     check_chain([patch.header for patch in opened])
     for each in opened:
-        _apply_one(tensors, each, threads or default_threads(), max_numel)
+        apply_one(tensors, each, threads or default_threads(), max_numel)
 
 
 def _several(patch: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:
     return patch if isinstance(patch, list | tuple) else [patch]  # type: ignore[list-item]
-
-
-def _apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, max_numel: int) -> None:
-    source = Arrays(tensors)
-    check_base(patch.header, entries(source, threads))
-    touched = [record for record in patch.header.tensors if record.action == Action.CHANGED]
-    flat = writable({record.name: tensors[record.name] for record in touched})
-    changes = _decode_all(patch, source, threads)
-    wholes = whole_tensors(patch, max_numel)
-    found = _move_and_digest(patch, flat, changes)
-    for record in touched:
-        if found[record.name][:CHECK_BYTES] != record.result_check:
-            _move_back(patch, flat, changes)
-            raise CorruptError(f"tensor {record.name!r} is not what the patch promises; the weights are as they were")
-    tensors.update(wholes)
-    for record in patch.header.tensors:
-        if record.action == Action.REMOVED:
-            del tensors[record.name]
-
-
-def _decode_all(patch: Patch, source: Source, threads: int) -> list[Changes]:
-    changes: list[Changes] = []
-    tensors = patch.header.tensors
-    with Lanes[list[Changes]](threads, changes.extend) as lanes:
-        for number, group in enumerate(patch.groups):
-            old = [source.read(tensors[piece.tensor].name, piece.start, piece.stop) for piece in group]
-            lanes.run(partial(patch.decode_group, number, old))
-    return changes
-
-
-def _move_and_digest(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes]) -> dict[str, bytes]:
-    """Take all steps, in place; returns the digests of the tensors after them. Each piece is hashed while it is in the cache."""
-    states = {name: hasher() for name in flat}
-    for piece, positions, codes in changes:
-        record = patch.header.tensors[piece.tensor]
-        part = flat[record.name][piece.start : piece.stop]
-        kernels.steps.move(part, positions, codes, np.uint64(record.kind.flip))
-        states[record.name].update(part.view("u1").data)
-    return {name: bytes(state.digest()) for name, state in states.items()}
-
-
-def _move_back(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes]) -> None:
-    for piece, positions, codes in changes:
-        record = patch.header.tensors[piece.tensor]
-        kernels.steps.move_back(flat[record.name][piece.start : piece.stop], positions, codes, np.uint64(record.kind.flip))
-
-
-def whole_tensors(patch: Patch, max_numel: int) -> dict[str, Array]:
-    """The tensors that travel whole, checked."""
-    wanted = [record for record in patch.header.tensors if record.travels_whole]
-    if sum(record.numel for record in wanted) > max_numel:
-        raise CorruptError(f"the patch brings {sum(record.numel for record in wanted)} new elements, max_numel allows {max_numel}")
-    return {record.name: _whole(patch, record) for record in wanted}
-
-
-def _whole(patch: Patch, record: TensorRecord) -> Array:
-    parts = [patch.read_whole(record.name, piece.number) for piece in pieces(record.numel)]
-    flat = np.concatenate(parts) if parts else np.empty(0, record.kind.unsigned)
-    if digest(flat)[:CHECK_BYTES] != record.result_check:
-        raise CorruptError(f"tensor {record.name!r} is not what the patch promises")
-    return flat.view(record.kind.dtype).reshape(record.shape)
 
 
 def verify(tensors: Mapping[str, Array], patch: Buffer, *, threads: int | None = None) -> State:

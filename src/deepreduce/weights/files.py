@@ -11,7 +11,7 @@ from typing import IO
 
 from ..errors import CorruptError, FileError
 from . import envelope
-from .api import Mode, _codec, patched
+from .api import Mode, codec_of_mode, patched
 from .atomic import replacing
 from .checking import State, check_base, check_chain, entries, state_of
 from .checkpoints import open_checkpoint
@@ -110,7 +110,7 @@ def diff_files(
     progress: Progress = _silent,
 ) -> Header:
     """Write a patch that turns the checkpoint `old` into `new`; `after` is the patch before it. Returns its header."""
-    codec = _codec(mode, index)
+    codec = codec_of_mode(mode, index)
     origin = Origin(version=1)
     if after is not None:
         with open_patches([after]) as (before,):

@@ -12,7 +12,7 @@ from .. import kernels
 from ..codec import IndexCodec
 from ..errors import InputError
 from . import envelope, portable
-from .api import Mode, _codec, patched
+from .api import Mode, patched
 from .checking import check_base, check_chain, entries
 from .comparing import Comparison, MemorySink, Origin, Sink
 from .kinds import Array, Kind
@@ -60,7 +60,7 @@ def fold_into(patches: Sequence[Patch], base: Source | None, mode: Mode | None, 
     if base is None:
         return _Fold(patches, sink).run()
     check_base(headers[0], entries(base, threads))
-    codec = headers[0].codec or _codec(wanted, "rice") if wanted == "portable" else None
+    codec = headers[0].codec or portable.index_codec("rice") if wanted == "portable" else None
     folded = Comparison(base, patched(base, patches), sink, codec, threads).run(Origin(headers[-1].version, headers[0].history))
     return replace(folded, version=headers[-1].version)
 

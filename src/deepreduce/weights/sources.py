@@ -45,9 +45,11 @@ class Arrays:
         return self._kinds[name], self._tensors[name].shape
 
     def read(self, name: str, start: int, stop: int) -> Array:
-        if name not in self._flat:
-            self._flat = {name: patterns(self._tensors[name], self._kinds[name])}  # one at a time: it may be a copy
-        return self._flat[name][start:stop]
+        flat = self._flat.get(name)
+        if flat is None:
+            flat = patterns(self._tensors[name], self._kinds[name])
+            self._flat = {name: flat}  # one at a time: it may be a copy
+        return flat[start:stop]
 
 
 def writable(tensors: Mapping[str, Array]) -> dict[str, Array]:
