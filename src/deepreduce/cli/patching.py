@@ -77,7 +77,7 @@ def add(commands: Any) -> None:
 
 
 @contextmanager
-def _bar(title: str, total_bytes: int) -> Iterator[Advance]:
+def _bar(title: str, total_bytes: int | None) -> Iterator[Advance]:
     """A progress bar on stderr, where that is a terminal."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
@@ -123,7 +123,8 @@ def run_fold(args: argparse.Namespace) -> None:
     """Fold patches."""
     from ..weights import files
 
-    header = files.fold_files(args.patches, args.target, args.base, threads=args.threads)
+    with _bar("folding", 2 * files.dense_bytes(args.base) if args.base else None) as advance:
+        header = files.fold_files(args.patches, args.target, args.base, threads=args.threads, progress=advance)
     print(f"{args.target}: {_told(header, args.target.stat().st_size)}")
 
 

@@ -182,11 +182,17 @@ def verify_files(path: Path, patch: Path, *, progress: Progress = _silent) -> St
 
 
 def fold_files(
-    paths: Sequence[Path], target: Path, base: Path | None = None, *, mode: Mode | None = None, threads: int | None = None
+    paths: Sequence[Path],
+    target: Path,
+    base: Path | None = None,
+    *,
+    mode: Mode | None = None,
+    threads: int | None = None,
+    progress: Progress = _silent,
 ) -> Header:
     """Write one patch that does what these do one after the other. Returns its header."""
     source = None if base is None else open_checkpoint(base)
     with open_patches(paths) as opened, _sink(target) as sink:
-        header = fold_into(opened, source, mode, sink, threads or default_threads())
+        header = fold_into(opened, source, mode, sink, threads or default_threads(), progress)
         sink.write(target, header)
     return header

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .. import kernels
 from ..codec import IndexCodec
-from ..errors import InputError
+from ..errors import CorruptError, InputError
 from . import envelope, portable
 from .api import Mode, patched
 from .checking import check_base, check_chain, entries
-from .comparing import Comparison, MemorySink, Origin, Sink
+from .comparing import Comparison, MemorySink, Origin, Progress, Sink
 from .kinds import Array, Kind
 from .lanes import default_threads
 from .opened import Patch
-from .records import Action, Header, TensorRecord, groups, piece_size, pieces
+from .records import Action, Header, Piece, TensorRecord, groups, piece_size, pieces
 from .sources import Arrays, Source
 from .symbols import write_planes
 
@@ -48,7 +47,9 @@ def fold(
     return envelope.join(header, [*sink.groups, *sink.wholes])
 
 
-def fold_into(patches: Sequence[Patch], base: Source | None, mode: Mode | None, sink: Sink, threads: int) -> Header:
+def fold_into(
+    patches: Sequence[Patch], base: Source | None, mode: Mode | None, sink: Sink, threads: int, progress: Progress = lambda size_bytes: None
+) -> Header:
     """Fold patches, section by section, into a sink; returns the header."""
     if not patches:
         raise InputError("there is no patch to fold")
@@ -59,10 +60,13 @@ def fold_into(patches: Sequence[Patch], base: Source | None, mode: Mode | None, 
         raise InputError("conditional patches are folded with the weights that the first was made from: give the base")
     if base is None:
         return _Fold(patches, sink).run()
-    check_base(headers[0], entries(base, threads))
+    check_base(headers[0], entries(base, threads, progress))
     codec = headers[0].codec or portable.index_codec("rice") if wanted == "portable" else None
-    folded = Comparison(base, patched(base, patches), sink, codec, threads).run(Origin(headers[-1].version, headers[0].history))
-    return replace(folded, version=headers[-1].version)
+    comparison = Comparison(base, patched(base, patches), sink, codec, threads, progress)
+    folded = comparison.run(Origin(headers[-1].version, headers[0].history))
+    if folded.result != headers[-1].result:
+        raise CorruptError("the weights after the last patch are not what it promises")
+    return folded
 
 
 class _Fold:
@@ -131,14 +135,14 @@ class _Fold:
             return found[0]
         return merge([where for where, _ in found], [codes for _, codes in found], kind)
 
-    def _write_group(self, tensors: Sequence[TensorRecord], group: Sequence[object], codec: IndexCodec) -> int:
+    def _write_group(self, tensors: Sequence[TensorRecord], group: Sequence[Piece], codec: IndexCodec) -> int:
         positions, codes, offset = [], [], 0
         for piece in group:
-            record = tensors[piece.tensor]  # type: ignore[attr-defined]
-            where, steps = self._merged(record.name, piece.number, record.kind)  # type: ignore[attr-defined]
+            record = tensors[piece.tensor]
+            where, steps = self._merged(record.name, piece.number, record.kind)
             positions.append(where + np.uint32(offset))
             codes.append(steps)
-            offset += piece_size(piece)  # type: ignore[arg-type]
+            offset += piece_size(piece)
         whole = np.concatenate(positions)
         section = portable.encode(codec, offset, whole, np.concatenate(codes)) if whole.size else b""
         self._sink.group(section)
