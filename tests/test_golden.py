@@ -5,12 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deepreduce import weights
+
 from .golden.cases import cases, encode_case
+from .golden.patches import encode_patch, patch_cases
 from .golden.write import decoded
+from .weights_data import same_bits
 
 FOLDER = Path(__file__).parent / "golden"
 FOREIGN = ("deflate", "pco", "auto", "many")  # compressed by other libraries, whose next version may find a shorter form
-CASES = cases()
+CASES, PATCHES = cases(), patch_cases()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -27,3 +31,10 @@ def test_golden_message(name):
 def test_no_golden_message_is_forgotten():
     for path in FOLDER.glob("*.dr"):
         assert np.load(path.with_suffix(".npy")).shape == (sum(tensor.size for tensor in decoded(path.read_bytes())),)
+
+
+@pytest.mark.parametrize("name", PATCHES)
+def test_golden_patch(name):
+    blob, case = (FOLDER / f"{name}.dr-patch").read_bytes(), PATCHES[name]
+    assert same_bits(weights.apply(case.old, blob), case.new)
+    assert encode_patch(case) == blob
