@@ -66,12 +66,12 @@ def sizes(folder: Path) -> Iterator[Row]:
             side.apply(target, parts)
             assert np.array_equal(target, after), side.name
             yield base | {"side": side.name, "bits": f"{8 * sum(memoryview(part).nbytes for part in parts) / changed:.3f}"}
-        yield base | {"side": "order-0 entropy", "bits": f"{order0_bits(before, after):.3f}"}
+        yield base | {"side": "order-0 entropy of positions and steps", "bits": f"{order0_bits(before, after):.3f}"}
         for mode in MODES:
             patch = weights.diff(as_weights(old), as_weights(new), mode=mode)
             result = weights.apply(as_weights(old), patch)
             assert all(np.array_equal(result[key].view(np.uint16), new[key]) for key in new)
-            yield base | {"side": f"deepreduce {mode}", "bits": f"{8 * len(patch) / changed:.3f}"}
+            yield base | {"side": f"deepreduce, {mode}", "bits": f"{8 * len(patch) / changed:.3f}"}
 
 
 def speeds(folder: Path, repeats: int, cpu_time: bool) -> Iterator[Row]:
@@ -112,7 +112,7 @@ def timed(before: Patterns, after: Patterns, thread_counts: tuple[int, ...]) -> 
     for mode in MODES:
         there, back = weights.diff(old, new, mode=mode), weights.diff(new, old, mode=mode)
         for threads in thread_counts:
-            name = f"deepreduce {mode}, {threads} thread{'s' if threads > 1 else ''}"
+            name = f"deepreduce, {mode}, {threads} thread{'s' if threads > 1 else ''}"
             encoders[name] = partial(weights.diff, old, new, mode=mode, threads=threads)
             appliers[name] = there_and_back(old, there, back, threads)
     encoders["deepreduce, unchanged"] = partial(weights.diff, old, as_weights({"w": equal}), threads=1)

@@ -1,8 +1,7 @@
 """What other projects send for a difference of weights: their formats in a few lines of numpy each, and packages for differences of files.
 
-`vllm` (also verl and vime) is int32 positions and new values, `slime` (also miles and SkyRL) is XOR and zstd level 1, `nemo-rl` is uint16
-gaps and XOR values with zstd level 1, `pcodec` is gaps and int16 steps by pcodec. None of them has names, shapes or checksums. Packages
-that are not installed are left out: ``pip install -c constraints.txt z4ai bsdiff4 pyxdelta``.
+None of the formats has names, shapes or checksums here. Packages that are not installed are left out:
+``pip install -c constraints.txt z4ai bsdiff4 pyxdelta``.
 """
 
 from __future__ import annotations
@@ -146,18 +145,18 @@ def xdelta_apply(weights: Patterns, parts: tuple[Any, ...]) -> None:
 
 
 FORMATS = [
-    Side("vllm", vllm_encode, vllm_apply),
-    Side("slime", slime_encode, slime_apply),
-    Side("nemo-rl", nemo_encode, nemo_apply),
-    Side("pcodec", pcodec_encode, pcodec_apply),
+    Side("int32 positions + new values (vLLM, verl, vime)", vllm_encode, vllm_apply),
+    Side("XOR + zstd-1 (slime, miles, SkyRL)", slime_encode, slime_apply),
+    Side("uint16 gaps + XOR, zstd-1 (NeMo-RL)", nemo_encode, nemo_apply),
+    Side("pcodec on gaps and steps", pcodec_encode, pcodec_apply),
 ]
 """What other projects send after every step, and pcodec."""
 
 _PACKAGES = {
-    "zstandard": Side("zstd-19 --patch-from", patch_from_encode, patch_from_apply),
-    "z4ai": Side("z4ai", z4ai_encode, z4ai_apply),
+    "zstandard": Side("zstd-19 with the old weights as prefix (--patch-from)", patch_from_encode, patch_from_apply),
+    "z4ai": Side("z4ai compress_delta", z4ai_encode, z4ai_apply),
     "bsdiff4": Side("bsdiff4", bsdiff_encode, bsdiff_apply),
-    "pyxdelta": Side("xdelta3", xdelta_encode, xdelta_apply),
+    "pyxdelta": Side("xdelta3 (pyxdelta)", xdelta_encode, xdelta_apply),
 }
 
 
