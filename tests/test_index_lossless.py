@@ -44,7 +44,7 @@ def scattered(numel, density, seed=0):
     return kept[kept < numel]
 
 
-def bits_an_index(codec, kept, numel):
+def bits_per_index(codec, kept, numel):
     return 8 * size_bytes(codec, kept, Space((numel,))) / kept.size
 
 
@@ -54,7 +54,7 @@ def bits_an_index(codec, kept, numel):
 @pytest.mark.parametrize(("density", "most_bits"), [(0.001, 11.55), (0.01, 8.13), (0.1, 4.86)])
 def test_rice_comes_near_the_bound_for_scattered_supports(density, most_bits):
     kept = scattered(16_800_000, density)
-    assert bits_an_index(dr.Rice(), kept, 16_800_000) <= most_bits
+    assert bits_per_index(dr.Rice(), kept, 16_800_000) <= most_bits
 
 
 def test_rice_adapts_to_blocks_where_that_pays():
@@ -66,7 +66,7 @@ def test_rice_adapts_to_blocks_where_that_pays():
 def test_rle_counts_whole_rows():
     rows = np.flatnonzero(np.random.default_rng(1).random(5000) < 0.4)
     kept = (rows[:, None] * 96 + np.arange(96)).reshape(-1)
-    assert bits_an_index(dr.RLE(), kept, 5000 * 96) < 2.6 / 96
+    assert bits_per_index(dr.RLE(), kept, 5000 * 96) < 2.6 / 96
 
 
 @pytest.mark.parametrize("codec", GAP_CODECS, ids=repr)

@@ -41,6 +41,15 @@ def test_table_and_presets_agree():
         assert dr.parse(TABLE_3[method]) == dr.parse(preset)
 
 
+def test_the_methods_of_the_paper_are_as_published():
+    methods = {name: dr.parse(spec) for name, spec in TABLE_3.items()}
+    assert methods["DR[raw, Deflate]"].value == dr.Deflate(shuffle=False)
+    assert {methods[name].value for name in methods if "QSGD" in name} == {dr.QSGD(7, 512, "l2")}
+    assert {methods[name].index.policy for name in methods if "BF-P2" in name} == {"p2exact"}
+    assert methods["SketchML"].value == dr.Sketch(bits=6, groups=8)
+    assert methods["SKCompress"].value == dr.Sketch(bits=7, huffman=True)  # the paper leaves the MinMaxSketch out there
+
+
 @pytest.mark.parametrize("wrong", [None, 3, b"dense", dr.TopR(1), dr.Rice(), dr.FP16(), dr.BySize, object()])
 def test_what_is_no_spec_is_refused(wrong):
     with pytest.raises(dr.ConfigError, match=r"a spec is a string, a DeepReduce or an object with choose\(name, source\), got"):

@@ -18,6 +18,7 @@ from .errors import (
     PeerError,
     TruncatedError,
     VersionError,
+    WrongBaseError,
 )
 from .indices.all import All
 from .indices.auto import Auto
@@ -46,6 +47,7 @@ from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
 from .step.policy import BySize
 from .step.residual import ResidualMemory
+from .step.schedule import Schedule
 from .tensor import SparseTensor
 from .values.deflate import Deflate
 from .values.fitdexp import FitDExp
@@ -97,6 +99,7 @@ __all__ = [
     "Reader",
     "ResidualMemory",
     "Rice",
+    "Schedule",
     "Seeded",
     "Shaped",
     "Sketch",
@@ -110,6 +113,7 @@ __all__ = [
     "TruncatedError",
     "ValueCodec",
     "VersionError",
+    "WrongBaseError",
     "decode",
     "decode_many",
     "decode_many_sparse",

@@ -27,14 +27,17 @@ MAGIC = b"\x9dDR"
 VERSION = 1
 DEFAULT_MAX_NUMEL = 2**28
 """Elements that a message may ask for by default: 1 GiB of float32."""
+DEFAULT_MAX_TENSORS = 10_000
+"""Tensors that a message may hold by default: each takes up to a tenth of a millisecond to decode, however few its bytes."""
 
 NAMED = 0
 """The wire id of a codec of another package: its name follows, as ids of other packages could clash."""
 
 _CRC_BYTES = 4
-_SINGLE, _NAMED_TENSORS = 0, 1
+_SINGLE, _NAMED_TENSORS, _PATCH = 0, 1, 2
 _MAX_HEADER_BYTES = 2**24
 _MAX_DIMENSIONS = 32
+_MAX_EMPTY = 2**59  # numpy multiplies the sizes that are not 0 with the 8 bytes of a float64
 _MAX_LAYOUTS = 4096
 _DEFLATE_FROM_BYTES = 48
 _MAX_CODEC_TEXT_BYTES = 1024
@@ -81,7 +84,7 @@ class Message:
 def write(records: Sequence[Record], names: Sequence[str] | None = None) -> bytes:
     """Return one message of these records."""
     check_writable(records, names)
-    header, deflated = _squeeze(_header(records, names))
+    header, deflated = squeeze(_header(records, names))
     sections = [section for record in records for section in record.sections]
     size_bytes = sum(len(section) for section in sections)
     lead = varint(2 * len(header) + deflated) + header
@@ -95,9 +98,9 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
 def check_writable(records: Sequence[Record], names: Sequence[str] | None) -> None:
     """Refuse what every reader would refuse."""
     for number, record in enumerate(records):
-        if len(record.shape) > _MAX_DIMENSIONS:
-            who = "a tensor" if names is None else f"tensor {shown(names[number])}"
-            raise InputError(f"{who} has {len(record.shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed")
+        problem = _shape_problem(record.shape)
+        if problem:
+            raise InputError(f"{'a tensor' if names is None else f'tensor {shown(names[number])}'} {problem}")
     for name in names or ():
         try:
             size_bytes = len(name.encode())
@@ -107,16 +110,26 @@ def check_writable(records: Sequence[Record], names: Sequence[str] | None) -> No
             raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
 
 
-def read(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Message:
-    """The message in these bytes; sections are views of them."""
-    reader = _open(blob)
+def _shape_problem(shape: Shape) -> str:
+    """What is wrong with a shape, for writers and readers alike."""
+    if len(shape) > _MAX_DIMENSIONS:
+        return f"has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed"
+    if 0 in shape and prod(filter(None, shape)) >= _MAX_EMPTY:
+        return f"of shape {shape} is empty, but its other sizes multiply to 2**59 or more"
+    return ""
+
+
+def read(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> Message:
+    """Return the message in these bytes; sections are views of them. A message of more elements or tensors is refused."""
+    reader = open_body(blob)
     coded_size = reader.varint()
     header = reader.take(coded_size // 2)
-    names, heads, sizes = _read_header(Reader(_inflate(header) if coded_size % 2 else header), max_numel)
+    names, heads, sizes = _read_header(Reader(inflate(header) if coded_size % 2 else header), max_numel, max_tensors)
     if sum(map(sum, sizes)) != reader.remaining:
         raise CorruptError(f"sections of {sum(map(sum, sizes))} bytes announced, {reader.remaining} found")
-    records = tuple(Record(*head, *(reader.take(size) for size in triple)) for head, triple in zip(heads, sizes, strict=True))
-    return Message(names, records)
+    take = reader.take
+    records = [Record(*head, take(index), take(order), take(value)) for head, (index, order, value) in zip(heads, sizes, strict=True)]
+    return Message(names, tuple(records))
 
 
 def message_bytes(start: Buffer) -> int:
@@ -138,7 +151,7 @@ def message_bytes(start: Buffer) -> int:
     return reader.offset + rest_bytes
 
 
-def _open(blob: Buffer) -> Reader:
+def open_body(blob: Buffer) -> Reader:
     """A reader of what lies between the length and the checksum, both of which hold."""
     try:
         view = memoryview(blob)
@@ -192,32 +205,66 @@ def _codec_id(codec: CodecId) -> bytes:
     return bytes((codec.wire_id,)) + name + arguments
 
 
-def _read_header(reader: Reader, max_numel: int) -> tuple[Any, list[Any], list[tuple[int, int, int]]]:
+_Head = tuple[Shape, np.dtype[Any], int, Layout]
+_Sizes = tuple[int, int, int]
+
+
+def _read_header(reader: Reader, max_numel: int, max_tensors: int) -> tuple[tuple[str, ...] | None, list[_Head], list[_Sizes]]:
     kind = reader.byte()
+    if kind == _PATCH:
+        raise CorruptError("this is a patch of weights, not a message of tensors: see deepreduce.weights")
     if kind not in (_SINGLE, _NAMED_TENSORS):
         raise CorruptError(f"message of kind {kind}, known are {_SINGLE} and {_NAMED_TENSORS}")
     layouts = [_read_layout(reader) for _ in range(reader.varint(limit=_MAX_LAYOUTS))]
-    names = _read_names(reader) if kind == _NAMED_TENSORS else None
-    heads, sizes, numel, used = [], [], 0, set()
-    for _ in range(1 if names is None else len(names)):
-        number = reader.varint()
-        if number >= len(layouts):
-            raise CorruptError(f"layout {number} of {len(layouts)}")
-        used.add(number)
-        shape = tuple(reader.varint() for _ in range(reader.varint(limit=_MAX_DIMENSIONS)))
-        numel += prod(max(n, 1) for n in shape)
-        if numel > max_numel:
-            raise CorruptError(f"the message asks for {numel} elements or more, max_numel allows {max_numel}")
-        heads.append((shape, layouts[number][0], reader.varint(limit=prod(shape)), layouts[number][1]))
-        sizes.append((reader.varint(), reader.varint(), reader.varint()))
-    reader.expect_end()
-    if len(used) != len(layouts):
-        raise CorruptError(f"{len(layouts)} layouts, of which {len(used)} are used")
+    names = _read_names(reader, max_tensors) if kind == _NAMED_TENSORS else None
+    numbers = reader.varints()
+    try:
+        heads, sizes, read = _read_tensors(numbers, layouts, 1 if names is None else len(names), max_numel)
+    except IndexError:
+        raise TruncatedError(f"a header of {len(numbers)} numbers ends before its last tensor") from None
+    if read != len(numbers):
+        raise CorruptError(f"{len(numbers) - read} unexpected numbers at the end of a header")
     return names, heads, sizes
 
 
-def _read_names(reader: Reader) -> tuple[str, ...]:
-    names = tuple(reader.text() for _ in range(reader.varint(limit=reader.remaining)))
+def _read_tensors(
+    numbers: list[int], layouts: list[tuple[np.dtype[Any], Layout]], count: int, max_numel: int
+) -> tuple[list[_Head], list[_Sizes], int]:
+    """What the header says of each tensor, and how many of the numbers that is."""
+    heads: list[_Head] = []
+    sizes: list[_Sizes] = []
+    at, total, used = 0, 0, set()
+    for _ in range(count):
+        layout, dimensions = numbers[at], numbers[at + 1]
+        if layout >= len(layouts):
+            raise CorruptError(f"layout {layout} of {len(layouts)}")
+        used.add(layout)
+        shape = tuple(numbers[at + 2 : at + 2 + min(dimensions, _MAX_DIMENSIONS + 1)])
+        problem = _shape_problem(shape)
+        if problem:
+            raise CorruptError(f"a tensor {problem}")
+        at += 2 + dimensions
+        numel = prod(shape)
+        total += numel
+        if total > max_numel:
+            raise CorruptError(f"the message asks for {total} elements or more, max_numel allows {max_numel}")
+        nnz = numbers[at]
+        if nnz > numel:
+            raise CorruptError(f"{nnz} values for {numel} elements")
+        dtype, codecs = layouts[layout]
+        heads.append((shape, dtype, nnz, codecs))
+        sizes.append((numbers[at + 1], numbers[at + 2], numbers[at + 3]))
+        at += 4
+    if len(used) != len(layouts):
+        raise CorruptError(f"{len(layouts)} layouts, of which {len(used)} are used")
+    return heads, sizes, at
+
+
+def _read_names(reader: Reader, max_tensors: int) -> tuple[str, ...]:
+    count = reader.varint()
+    if count > max_tensors:
+        raise CorruptError(f"the message holds {count} tensors, max_tensors allows {max_tensors}")
+    names = tuple(reader.text() for _ in range(count))
     if len(set(names)) != len(names):
         raise CorruptError("a message holds two tensors of one name")
     return names
@@ -236,7 +283,7 @@ def _read_codec_id(reader: Reader) -> CodecId:
     return CodecId(wire_id, name, reader.text(_MAX_CODEC_TEXT_BYTES))
 
 
-def _squeeze(header: bytes) -> tuple[bytes, bool]:
+def squeeze(header: bytes) -> tuple[bytes, bool]:
     """The header, deflated where that is shorter: names and shapes of many tensors repeat themselves."""
     if len(header) > _MAX_HEADER_BYTES:
         raise InputError(f"names and shapes take {len(header)} bytes, at most {_MAX_HEADER_BYTES} are allowed: send fewer tensors at once")
@@ -246,7 +293,8 @@ def _squeeze(header: bytes) -> tuple[bytes, bool]:
     return (deflated, True) if len(deflated) < len(header) else (header, False)
 
 
-def _inflate(deflated: memoryview) -> bytes:
+def inflate(deflated: memoryview) -> bytes:
+    """The inverse of `squeeze`, for a header that it deflated."""
     engine = zlib.decompressobj()
     try:
         header = engine.decompress(deflated, _MAX_HEADER_BYTES)

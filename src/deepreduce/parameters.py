@@ -46,7 +46,7 @@ def check_parameters(codec: Any) -> None:
 
     >>> import deepreduce as dr
     >>> dr.QSGD(np.int64(4)), dr.Threshold(2)
-    (QSGD(bits=4, bucket=512, norm='max'), Threshold(level=2.0))
+    (QSGD(bits=4, group=512, norm='max'), Threshold(level=2.0))
     >>> dr.QSGD(7.0)
     Traceback (most recent call last):
         ...

@@ -17,7 +17,7 @@ from . import message, registry, reorder, specs
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, DeepReduceError, FormatError, InputError
 from .layouts import codecs_of, layout_of
-from .message import DEFAULT_MAX_NUMEL, Record
+from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Record
 from .parameters import shown
 from .reader import Reader
 from .source import Source, Space, as_source
@@ -78,9 +78,10 @@ class DeepReduce:
         """
         return encode_many(lambda name, source: self, gradients, seed)
 
-    def record(self, source: Source, seed: int) -> Record:
-        """The walk: a gradient as part of a message."""
-        selected = as_support(self.sparsifier.select(source, seed), source.numel)
+    def record(self, source: Source, seed: int, selected: Support | None = None) -> Record:
+        """The walk: a gradient as part of a message. Nothing is selected where that was done before."""
+        if selected is None:
+            selected = as_support(self.sparsifier.select(source, seed), source.numel)
         index = self.index.choose(selected, source.space)
         index_part, announced = index.encode(selected, source.space, seed)
         support = as_support(announced, source.numel)
@@ -90,6 +91,32 @@ class DeepReduce:
         index_part, order_part = index.attach(index_part, support, order, source.space)
         layout = layout_of((self.sparsifier, index, value))
         return Record(source.space.shape, source.dtype, support.nnz, layout, index_part, order_part, value_part)
+
+
+def encode_batch(
+    codecs: Sequence[DeepReduce],
+    sources: Sequence[Source],
+    seeds: Sequence[int],
+    names: Sequence[str],
+    selected: Sequence[Support | None],
+) -> list[Record]:
+    """Encode many gradients, each by its codec and with its seed; `selected` has the supports of those that were selected before.
+
+    An error names the gradient.
+
+    >>> import numpy as np
+    >>> sources = [as_source(np.float32([1, -4, 2])), as_source(np.float32([0, 3]))]
+    >>> codecs = [parse("topr:2/raw/raw"), parse("nonzero/raw/raw")]
+    >>> [record.nnz for record in encode_batch(codecs, sources, [7, 8], ["a", "b"], [None, None])]
+    [2, 1]
+    """
+    records = []
+    for codec, source, seed, name, support in zip(codecs, sources, seeds, names, selected, strict=True):
+        try:
+            records.append(codec.record(source, seed, support))
+        except DeepReduceError as error:
+            raise type(error)(f"{name}: {error}") from error
+    return records
 
 
 def parse(spec: str) -> DeepReduce:
@@ -170,24 +197,43 @@ def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTen
     return restore(read_single(blob, max_numel))
 
 
-def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, Values]:
-    """All tensors of a message of `encode_many`, by name; `max_numel` bounds them together.
+def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, Values]:
+    """All tensors of a message of `encode_many`, by name.
+
+    A message of more than `max_tensors` tensors, or of more than `max_numel` elements in all of them together, is refused.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_many(dr.parse("dense").encode_many({"w": np.float32([1, 2])}))
     {'w': array([1., 2.], dtype=float32)}
     """
-    return {name: _dense(tensor) for name, tensor in decode_many_sparse(blob, max_numel).items()}
+    return {name: _dense(tensor) for name, tensor in decode_many_sparse(blob, max_numel, max_tensors).items()}
 
 
-def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
+def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, SparseTensor]:
     """`decode_many` without the zeros.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_many_sparse(dr.parse("nonzero/raw/raw").encode_many({"w": np.float32([0, 2])}))["w"].indices
     array([1])
     """
-    return {name: restore(record) for name, record in read_named(blob, max_numel).items()}
+    return {name: restore(record) for name, record in read_named(blob, max_numel, max_tensors).items()}
+
+
+def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
+    """Decode many tensors, each in the space in which its device enumerates positions; an error names the tensor.
+
+    >>> import numpy as np
+    >>> records = encode_batch([parse("nonzero/rice/raw")], [as_source(np.float32([0, 3]))], [0], ["w"], [None])
+    >>> decode_batch(records, [Space], ["w"])[0].to_dense()
+    array([0., 3.], dtype=float32)
+    """
+    tensors = []
+    for record, space_of, name in zip(records, spaces_of, names, strict=True):
+        try:
+            tensors.append(restore(record, space_of))
+        except FormatError as error:
+            raise type(error)(f"{name}: {error}") from error
+    return tensors
 
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
@@ -228,34 +274,9 @@ def read_single(blob: Buffer, max_numel: int) -> Record:
     return whole.records[0]
 
 
-def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
+def read_named(blob: Buffer, max_numel: int, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, Record]:
     """The records of a message of `encode_many`."""
-    whole = message.read(blob, _whole(max_numel, "max_numel"))
+    whole = message.read(blob, _whole(max_numel, "max_numel"), _whole(max_tensors, "max_tensors"))
     if whole.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")
     return dict(zip(whole.names, whole.records, strict=True))
-
-
-# Many tensors of one message
-
-
-def encode_batch(codecs: Sequence[DeepReduce], sources: Sequence[Source], seeds: Sequence[int], names: Sequence[str]) -> list[Record]:
-    """Return the records of many tensors, each by its own codec and seed; an error names the tensor."""
-    records = []
-    for codec, source, seed, name in zip(codecs, sources, seeds, names, strict=True):
-        try:
-            records.append(codec.record(source, seed))
-        except DeepReduceError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return records
-
-
-def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
-    """Return the tensors of many records; an error names the tensor."""
-    tensors = []
-    for record, space_of, name in zip(records, spaces_of, names, strict=True):
-        try:
-            tensors.append(restore(record, space_of))
-        except FormatError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return tensors

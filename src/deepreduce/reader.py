@@ -23,7 +23,7 @@ MAX_TEXT_BYTES = 65535
 
 
 def varint(number: int) -> bytes:
-    """LEB128: seven bits a byte, least significant first.
+    """LEB128: seven bits per byte, least significant first.
 
     >>> varint(300).hex()
     'ac02'
@@ -58,20 +58,21 @@ class Reader:
 
     def __init__(self, buffer: Buffer) -> None:
         self._view = memoryview(buffer).toreadonly().cast("B")
+        self._size = len(self._view)
         self.offset = 0
 
     @property
     def remaining(self) -> int:
         """Bytes not read yet."""
-        return len(self._view) - self.offset
+        return self._size - self.offset
 
     def take(self, size_bytes: int) -> memoryview:
         """The next bytes, as a view."""
-        if not 0 <= size_bytes <= self.remaining:
-            raise TruncatedError(f"need {size_bytes} bytes at offset {self.offset}, have {self.remaining}")
         start = self.offset
-        self.offset += size_bytes
-        return self._view[start : self.offset]
+        if not 0 <= size_bytes <= self._size - start:
+            raise TruncatedError(f"need {size_bytes} bytes at offset {start}, have {self.remaining}")
+        self.offset = end = start + size_bytes
+        return self._view[start:end]
 
     def rest(self) -> memoryview:
         """All bytes that are left, as a view."""
@@ -79,7 +80,7 @@ class Reader:
 
     def byte(self) -> int:
         """One byte as a number."""
-        if self.offset == len(self._view):
+        if self.offset == self._size:
             raise TruncatedError(f"need 1 byte at offset {self.offset}, have 0")
         self.offset += 1
         return self._view[self.offset - 1]
@@ -97,6 +98,29 @@ class Reader:
                     raise CorruptError(f"number {number} before offset {self.offset} is above {limit}")
                 return number
         raise CorruptError(f"a number at offset {self.offset} is longer than 10 bytes")
+
+    def varints(self) -> list[int]:
+        """All that is left, as LEB128 numbers below 2**63 in their shortest form.
+
+        >>> Reader(bytes.fromhex("07ac0200")).varints()
+        [7, 300, 0]
+        """
+        numbers: list[int] = []
+        number = shift = 0
+        for byte in self.rest():
+            number |= (byte & 0x7F) << shift
+            if byte & 0x80:
+                shift += 7
+                if shift > 56:
+                    raise CorruptError(f"number {len(numbers)} of a list is longer than 9 bytes")
+            elif byte == 0 and shift:
+                raise CorruptError(f"number {len(numbers)} of a list is longer than it needs to be")
+            else:
+                numbers.append(number)
+                number = shift = 0
+        if shift:
+            raise TruncatedError(f"number {len(numbers)} of a list ends too early")
+        return numbers
 
     def text(self, limit: int = MAX_TEXT_BYTES) -> str:
         """A string with its length in front."""

@@ -157,32 +157,6 @@ class SparseSource(Source):
         return self._support if stored.is_all else Support.trusted(self._support.positions[stored.positions], self.numel)
 
 
-class Selected(Source):
-    """A gradient of which positions were selected before: the sparsifier `none` selects these; lossy index codecs see the rest."""
-
-    def __init__(self, source: Source, selected: Support) -> None:
-        self.space, self.dtype = source.space, source.dtype
-        self._source, self._selected = source, selected
-
-    def all(self) -> Support:
-        return self._selected
-
-    def nonzero(self) -> Support:
-        return self._source.nonzero()
-
-    def top(self, count: int) -> Support:
-        return self._source.top(count)
-
-    def above(self, threshold: float) -> Support:
-        return self._source.above(threshold)
-
-    def chunk_top(self, chunk: int, count: int) -> Support:
-        return self._source.chunk_top(chunk, count)
-
-    def gather(self, support: Support) -> Values:
-        return self._source.gather(support)
-
-
 def as_source(gradient: object) -> Source:
     """The source for what a user gave."""
     if isinstance(gradient, Source):

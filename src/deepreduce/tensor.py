@@ -84,6 +84,11 @@ class Support:
         return cls.trusted(None, numel)
 
     @classmethod
+    def none(cls, numel: int) -> Support:
+        """No position."""
+        return cls.trusted(np.empty(0, np.int64), numel)
+
+    @classmethod
     def trusted(cls, positions: Positions | None, numel: int) -> Support:
         """A support of positions that are known to be int64, increasing and in range, as selections are: nothing is looked at."""
         support = cls.__new__(cls)

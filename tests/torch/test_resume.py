@@ -100,8 +100,8 @@ def overflow(rank, spec, topology):
         scaler.step(optimizer)
         scaler.update()
         found.append((scaler.get_scale(), torch.equal(before, flat(model))))
-    owed = state.state_dict()["memory"]["residuals"].values()
-    return found, flat(model), all(bool(torch.isfinite(held).all()) for held in owed)
+    held = state.state_dict()["memory"]["residuals"].values()
+    return found, flat(model), all(bool(torch.isfinite(each).all()) for each in held)
 
 
 @pytest.mark.parametrize(("spec", "topology"), [(SPEC, "allgather"), ("randomr:0.1/seeded/raw", "sharded"), (SPEC, "server")])
@@ -167,8 +167,8 @@ def test_the_residual_of_half_precision_is_kept_in_float32(dtype):
     state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0)
     for _ in range(4):
         allreduce_(torch.tensor([100.0, 1.0, 2.0**-12], dtype=dtype), state)
-    owed = state.state_dict()["memory"]["residuals"]["tensor 0"]
-    assert torch.equal(owed, torch.tensor([0.0, 4.0, 4 * 2.0**-12]))
+    held = state.state_dict()["memory"]["residuals"]["tensor 0"]
+    assert torch.equal(held, torch.tensor([0.0, 4.0, 4 * 2.0**-12]))
 
 
 def test_a_residual_beyond_float16_stays_finite():
@@ -179,8 +179,8 @@ def test_a_residual_beyond_float16_stays_finite():
         allreduce_(gradient, state)
         assert bool(torch.isfinite(gradient).all())
         got += gradient
-    owed = state.state_dict()["memory"]["residuals"]["tensor 0"]
-    assert torch.equal(got + owed, torch.tensor([4 * 60000.0, 4 * 59008.0]))
+    held = state.state_dict()["memory"]["residuals"]["tensor 0"]
+    assert torch.equal(got + held, torch.tensor([4 * 60000.0, 4 * 59008.0]))
 
 
 # Failures

@@ -17,18 +17,19 @@ from .. import registry, specs
 from ..errors import ConfigError
 from ..inspection import MessageInfo, TensorInfo, inspect
 from ..presets import PRESETS, TABLE_3
-from . import files, output
+from ..weights.files import is_patch
+from . import files, output, patching
 
 
 def add(commands: Any) -> None:
-    """The two commands."""
+    """Add the two commands."""
     anatomy = commands.add_parser(
         "inspect",
         help="the anatomy of a message",
-        description="Show the codecs, sections and bytes of a message. The checksum is checked, nothing is decoded.",
+        description="Show the codecs, sections and bytes of a message, or what a patch does. The checksum is checked, nothing is decoded.",
         epilog="example: deepreduce inspect message.dr --json | jq .nbytes",
     )
-    anatomy.add_argument("source", type=Path, metavar="MESSAGE", help="file written by encode")
+    anatomy.add_argument("source", type=Path, metavar="MESSAGE", help="file written by encode or diff")
     anatomy.add_argument("--json", action="store_true", help="print JSON instead of a table")
     anatomy.set_defaults(run=run_inspect)
 
@@ -42,7 +43,10 @@ def add(commands: Any) -> None:
 
 
 def run_inspect(args: argparse.Namespace) -> None:
-    """Print the anatomy of a message file."""
+    """Print the anatomy of a message file, or what a patch does."""
+    if is_patch(args.source):
+        patching.inspect_patch(args.source, args.json)
+        return
     info: TensorInfo | MessageInfo = inspect(files.read_blob(args.source))
     if args.json:
         print(json.dumps(as_json(info), indent=2))

@@ -15,7 +15,7 @@ from .gapcodec import GapCodec
 class Delta(GapCodec):
     """`delta`: the gaps between positions, in blocks of 64, each block as wide as its widest gap. Lossless; the fastest to decode.
 
-    About 1.3 bits an index above the bound for uniform supports.
+    About 1.3 bits per index above the bound for uniform supports.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.inspect(dr.parse("topr:0.01/delta/raw").encode(np.arange(100_000, dtype=np.float32))).index_bytes

@@ -24,7 +24,7 @@ class DeltaHuffman(GapCodec):
 
     Lossless. A prefix is the bit length of a gap and up to four bits after its highest one, as many as make the section smallest; the
     other bits follow as they are. The lengths of the code words are sent. Within half a per cent of the bound for uniform supports of
-    some size, and well below it for others; but never below one bit an index.
+    some size, and well below it for others; but never below one bit per index.
 
     >>> import deepreduce as dr, numpy as np
     >>> blob = dr.parse("topr:0.01/deltahuffman/raw").encode(np.random.default_rng(0).standard_normal(10**6, np.float32))

@@ -3,8 +3,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-import numpy as np
-
 from ..codec import IndexCodec
 from ..errors import CorruptError
 from ..reader import Reader
@@ -32,7 +30,7 @@ class GapCodec(IndexCodec):
             raise CorruptError(f"gaps in a tensor of {space.numel} elements, {self.MAX_NUMEL} are allowed")
         if 0 < nnz < space.numel:
             return Support.trusted(self._read(part, nnz, space.numel), space.numel)
-        return Support.all(nnz) if nnz else Support.trusted(np.empty(0, np.int64), space.numel)
+        return Support.all(nnz) if nnz else Support.none(space.numel)
 
     def size_bytes(self, selected: Support, space: Space) -> int:
         """The exact size of the index section, without writing it."""

@@ -46,7 +46,7 @@ class PcoIndex(IndexCodec):
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         if not nnz:
-            return Support.trusted(np.empty(0, np.int64), space.numel)
+            return Support.none(space.numel)
         width_bytes = part.byte()
         if width_bytes not in _WIDTHS_BYTES:
             raise CorruptError(f"gaps of {width_bytes} bytes, known are {_WIDTHS_BYTES}")

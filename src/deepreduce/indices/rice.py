@@ -20,7 +20,7 @@ _BLOCK_SHIFTS = (5, 6, 8, 10)
 
 @dataclass(frozen=True)
 class Rice(GapCodec):
-    """`rice`: Golomb-Rice codes of the gaps between positions. Lossless; 0.03 to 0.09 bits an index above the bound for uniform supports.
+    """`rice`: Golomb-Rice codes of the gaps between positions. Lossless; 0.03 to 0.09 bits per index above the bound if uniform.
 
     One parameter serves all gaps, or every block has its own where that is smaller.
 

@@ -15,7 +15,7 @@ from .rice import Numbers
 
 @dataclass(frozen=True)
 class RLE(GapCodec):
-    """`rle`: the lengths of the runs of zeros and of ones in the bitmap. Lossless; best where whole rows are kept.
+    """`rle`: the lengths of the runs of zeros and of ones in the bitmap. Lossless; best where whole rows are selected.
 
     Lengths are counted in their greatest common divisor (the length of a row, for whole rows) and written as Rice codes, those of
     zeros and those of ones each with their own parameters. Sections 2 and 11 of the paper.

@@ -6,8 +6,6 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-import numpy as np
-
 from .. import kernels
 from ..codec import IndexCodec
 from ..errors import CorruptError, InputError
@@ -51,7 +49,7 @@ class Shaped(IndexCodec):
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         if nnz in (0, space.numel):
-            return Support.all(nnz) if nnz else Support.trusted(np.empty(0, np.int64), space.numel)
+            return Support.all(nnz) if nnz else Support.none(space.numel)
         view = _read_view(part, nnz, space.numel)
         packed = part.rest()
         positions, code = kernels.shaped.decode(packed, nnz, *view)

@@ -45,17 +45,17 @@ def padded(packed: bytes | memoryview) -> Bytes:
 
 
 @kernel
-def between(kept: Positions) -> Numbers:
-    """How many positions are skipped before each kept one; `kept` increases from 0 or more.
+def between(positions: Positions) -> Numbers:
+    """How many positions are skipped before each of the positions, which increase from 0 or more.
 
     >>> between(np.array([0, 1, 7]))
     array([0, 0, 5], dtype=uint64)
     """
-    gaps = np.empty(kept.size, np.uint64)
+    gaps = np.empty(positions.size, np.uint64)
     before = np.int64(-1)
-    for i in range(kept.size):
-        gaps[i] = np.uint64(kept[i] - before - 1)
-        before = kept[i]
+    for i in range(positions.size):
+        gaps[i] = np.uint64(positions[i] - before - 1)
+        before = positions[i]
     return gaps
 
 

@@ -175,17 +175,17 @@ def encode(symbols: Symbols, lengths: Lengths) -> bytes:
     return to_bytes(words, _encode(numbers, lengths, code_words(lengths), words))
 
 
-def decode(packed: bytes | memoryview, lengths: Lengths, count: int) -> tuple[Symbols, int]:
-    """The inverse of `encode`, and 0; or a code below 0, if the bytes do not hold exactly `count` words and the zeros after them.
+def decode(packed: bytes | memoryview, count: int, table: Table, mask: np.uint64) -> tuple[Symbols, int]:
+    """The inverse of `encode` by a table of `table_of`, and 0; a code below 0 for bytes that do not hold exactly `count` words, then zeros.
 
-    >>> decode(bytes.fromhex("16"), np.uint8([1, 2, 2]), 4)
+    >>> decode(bytes.fromhex("16"), 4, *table_of(np.uint8([1, 2, 2])))
     (array([0, 2, 0, 1], dtype=uint16), 0)
     """
     if count > 8 * len(packed):  # no word is empty, so that nothing is allocated for more symbols than there are bits
         return np.empty(0, np.uint16), ENDS_EARLY
     symbols = np.empty(count, np.uint16)
     words = to_words(packed)
-    return symbols, end_code(words, len(packed), _decode(words, 8 * len(packed), *table_of(lengths), symbols))
+    return symbols, end_code(words, len(packed), _decode(words, 8 * len(packed), table, mask, symbols))
 
 
 def end_code(words: Words, size_bytes: int, at: int) -> int:

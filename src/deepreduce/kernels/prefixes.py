@@ -59,9 +59,9 @@ def _low(number: np.uint64, width_bits: int) -> np.uint64:
 
 
 @kernel
-def _count(kept: Positions, finer: int, counts: Counts) -> None:
+def _count(positions: Positions, finer: int, counts: Counts) -> None:
     before = np.int64(-1)
-    for position in kept:
+    for position in positions:
         gap = np.uint64(position - before - 1)
         counts[_prefix(gap, _rest_bits(gap, finer), finer)] += 1
         before = position
@@ -82,14 +82,14 @@ def _sum_rest_bits(counts: Counts, finer: int) -> int:
     return total
 
 
-def prefix_counts(kept: Positions, finest: int) -> list[Counts]:
+def prefix_counts(positions: Positions, finest: int) -> list[Counts]:
     """How often each prefix of a gap occurs, for every fineness from 0 to `finest`; one pass over the positions.
 
     >>> [counts[:4].tolist() for counts in prefix_counts(np.array([2, 6]), 1)]
     [[0, 0, 2, 0], [0, 0, 1, 1]]
     """
     found = [np.zeros(alphabet(finer), np.int64) for finer in range(finest + 1)]
-    _count(kept, finest, found[finest])
+    _count(positions, finest, found[finest])
     for finer in range(finest, 0, -1):
         _merge(found[finer], finer, found[finer - 1])
     return found
@@ -104,9 +104,9 @@ def size_bits(counts: Counts, lengths: Lengths, finer: int) -> int:
 
 
 @kernel
-def _encode(kept: Positions, lengths: Lengths, codes: Codes, finer: int, words: Words) -> int:
+def _encode(positions: Positions, lengths: Lengths, codes: Codes, finer: int, words: Words) -> int:
     at, before = 0, np.int64(-1)
-    for position in kept:
+    for position in positions:
         gap = np.uint64(position - before - 1)
         before = position
         rest_bits = _rest_bits(gap, finer)
@@ -158,10 +158,10 @@ def _table(lengths: Lengths, finer: int) -> tuple[Table, np.uint64, Numbers]:
     return prefixes << 16 | rest_bits[prefixes] << 8 | table & 255, mask, least
 
 
-def encode(kept: Positions, lengths: Lengths, finer: int, size_bits: int) -> bytes:
+def encode(positions: Positions, lengths: Lengths, finer: int, size_bits: int) -> bytes:
     """For each gap the word of its prefix, then the rest of its bits; the whole takes `size_bits` bits, then zeros to the next byte."""
     words = zero_words(size_bits)
-    _encode(kept, lengths, huffman.code_words(lengths), finer, words)
+    _encode(positions, lengths, huffman.code_words(lengths), finer, words)
     return to_bytes(words, size_bits)
 
 

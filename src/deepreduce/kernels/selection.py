@@ -78,7 +78,7 @@ def _keep(bits: Bits, candidates: Positions, mask: int, least: int, ties: int) -
 
 
 def _typed(number: int, bits: Bits) -> Any:
-    """The number in the dtype of the bits: one kernel a width, and no promotion inside the loop."""
+    """The number in the dtype of the bits: one kernel per width, and no promotion inside the loop."""
     return bits.dtype.type(number)
 
 

@@ -10,7 +10,7 @@ from ..tensor import Support
 
 @dataclass(frozen=True)
 class Keep(Sparsifier):
-    """`none`: keep everything that is given: all of a dense gradient, every stored entry of a sparse one.
+    """`none`: everything that is given: all of a dense gradient, every stored entry of a sparse one.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_sparse(dr.parse("none/all/raw").encode(np.float32([0, 7]))).indices

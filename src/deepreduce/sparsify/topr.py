@@ -13,7 +13,7 @@ from .amount import check_amount, count_of, same_amount
 class TopR(Sparsifier):
     """`topr`: the largest magnitudes, exactly; ties go to the lower position. A float is a ratio, an int a count.
 
-    NaN and Inf are always kept, even where they are more than asked for. Paper, section 2.
+    NaN and Inf are always selected, even where they are more than asked for. Paper, section 2.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode(dr.parse("topr:2/raw/raw").encode(np.float32([1, -4, 2, -3])))

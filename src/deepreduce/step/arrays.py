@@ -98,6 +98,10 @@ class Arrays(ABC):
         """Return whether all elements are zero."""
 
     @abstractmethod
+    def norm(self, array: Array) -> float:
+        """Return the Euclidean norm."""
+
+    @abstractmethod
     def first_nonfinite(self, array: Array) -> SparseTensor | None:
         """Return the first element that is NaN or infinite, or None."""
 
@@ -204,6 +208,9 @@ class Host(Arrays):
         flat = array.reshape(-1) if array.flags.c_contiguous else array
         start = flat[:_START]  # hardly ever zero in a tensor that is not, and much less to read
         return not np.any(start) and not np.any(flat)
+
+    def norm(self, array: Array) -> float:
+        return float(np.linalg.norm(array.astype(np.float64, copy=False)))
 
     def first_nonfinite(self, array: Array) -> SparseTensor | None:
         flat = array.reshape(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -16,8 +16,7 @@ from ..indices.all import All
 from ..indices.seeded import Seeded
 from ..message import Record
 from ..pipeline import DeepReduce, decode_batch, encode_batch, parse
-from ..source import Selected, Source, Space, SparseSource
-from ..sparsify.none import Keep
+from ..source import Source, Space, SparseSource
 from ..tensor import Shape, SparseTensor, Support, as_support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
@@ -79,19 +78,17 @@ class Item:
         """Return the positions that the sparsifier selects."""
         return as_support(self.codec.sparsifier.select(self.source, self.seed(seed)), self.numel)
 
-    def to_send(self) -> tuple[DeepReduce, Source]:
-        """Return the codec and the source for the pipeline.
+    def to_send(self) -> tuple[DeepReduce, Source, Support | None]:
+        """Return the codec, the source and what was selected of it, for the pipeline.
 
         Of an idle tensor nothing is sent. A NaN or an infinity reaches every rank, whatever the sparsifier: where it might select none of
         them, only the first one is sent, as the step is lost anyhow.
         """
         if self.idle:
-            return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape))
+            return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape)), None
         if not self._sends_nonfinite and (nonfinite := self._first_nonfinite()) is not None:
-            return LITERAL, SparseSource(nonfinite)
-        if self.selected is None:
-            return self.codec, self.source
-        return replace(self.codec, sparsifier=Keep()), Selected(self.source, self.selected)
+            return LITERAL, SparseSource(nonfinite), None
+        return self.codec, self.source, self.selected
 
     @property
     def _sends_nonfinite(self) -> bool:
@@ -120,13 +117,12 @@ class Encoded:
 
 def encode(items: Sequence[Item], seed: StepSeed) -> Encoded:
     """Return one message. Its tensors are named by their index: parameter names would cost more than some of the tensors."""
-    codecs, sources = [], []
+    to_send = []
     for item in items:
         with naming(item.name):
-            codec, source = item.to_send()
-            codecs.append(codec)
-            sources.append(source)
-    records = encode_batch(codecs, sources, [item.seed(seed) for item in items], [item.name for item in items])
+            to_send.append(item.to_send())
+    codecs, sources, selected = zip(*to_send, strict=True) if to_send else ((), (), ())
+    records = encode_batch(codecs, sources, [item.seed(seed) for item in items], [item.name for item in items], selected)
     return Encoded(items, records, message.write(records, _names(len(records))))
 
 

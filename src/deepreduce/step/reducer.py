@@ -22,7 +22,7 @@ from . import sums
 from .arrays import HOST, arrays_of
 from .frame import Exchange, Failure
 from .items import Encoded, Item, naming, summary
-from .policy import Policy, title
+from .policy import Policy, StepPolicy, policy_at, title
 from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
 from .stats import StepStats
@@ -93,7 +93,7 @@ class Reducer:
     [0. 4.]
     """
 
-    policy: Policy
+    policy: Policy | StepPolicy
     topology: Topology
     seed: int = 0
     per: Literal["parameter", "bucket"] = "parameter"
@@ -150,7 +150,7 @@ class Reducer:
             content = arrays.concatenate([contents[index] for index in group])
             gradient = arrays.concatenate([bucket.gradients[index] for index in group])
         with naming(name):
-            codec = self.policy.codec_for(name, Item.source_of(content))
+            codec = policy_at(self.policy, bucket.step).codec_for(name, Item.source_of(content))
             item = Item(name, content, codec, idle=idle)
             return item if idle else replace(item, content=_touched(item, gradient))
 

@@ -145,7 +145,7 @@ class Stats:
 
     def __init__(self, history: int) -> None:
         if isinstance(history, bool) or not isinstance(history, int) or history < 1:
-            raise ConfigError(f"history is a number of steps, an int of at least 1; got {shown(history)}")
+            raise ConfigError(f"history is an int of at least 1, got {shown(history)}")
         self.steps: deque[StepStats] = deque(maxlen=history)
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
         self._open = StepStats(step=-1)

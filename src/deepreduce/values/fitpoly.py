@@ -115,7 +115,7 @@ class CurveCodec(LossyValueCodec):
 class FitPoly(CurveCodec):
     """`fitpoly`: sorted values as polynomials, fitted piece by piece in blocks of `block` values (paper, section 5).
 
-    Lossy; order not kept: an order of ceil(log2 block) bits a value travels with it, except beside `raw` keys. No value changes its sign,
+    Lossy; changes the order: ceil(log2 block) bits per value restore it, except beside `raw` keys. No value changes its sign,
     zeros stay zero, and the decoded values of a block are non-increasing where the given ones are.
 
     `segments` is the number of pieces for each sign: a number; `paper` for the paper's ceil(2 sqrt(M)), Remark 4's for degree 0, where M is
