@@ -1,6 +1,6 @@
 """Differences of weights beside what other projects send: bits per changed weight, and speed.
 
-    python benchmarks/weights.py [--data FOLDER] [--out weights.csv] [--repeats 5] [--speed-only | --sizes-only]
+    python benchmarks/weights.py [--data FOLDER] [--out weights.csv] [--repeats 5] [--speed-only | --sizes-only] [--cpu-time]
 
 The data come from real training (`weights_data.py`, about ten minutes on one core at the first run, then kept in FOLDER). Every round
 trip is checked before anything is timed; the sides take turns, and the best time of each counts. Needs the zstandard package; bsdiff4, z4ai
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
@@ -206,8 +207,9 @@ def large(old: Weights, new: Weights) -> tuple[Patterns, Patterns]:
     return np.resize(flat[0], LARGE), np.resize(flat[1], LARGE)
 
 
-def speeds(folder: Path, repeats: int) -> Iterator[dict[str, object]]:
-    """GB of dense bfloat16 per second, on one tensor of 33M weights."""
+def speeds(folder: Path, repeats: int, cpu_time: bool) -> Iterator[dict[str, object]]:
+    """GB of dense bfloat16 per second, on one tensor of 33M weights; with `cpu_time`, per second of the processor, one thread only."""
+    clock, thread_counts = (time.process_time, (1,)) if cpu_time else (time.perf_counter, (1, 2))
     for name, old, new in pairs(folder):
         if name not in SPEED_PAIRS:
             continue
@@ -219,15 +221,14 @@ def speeds(folder: Path, repeats: int) -> Iterator[dict[str, object]]:
             encoders[side.name] = side.encode
             decoders[side.name] = partial(side.decode, side.encode())
         pair = {"w": before.view(ml_dtypes.bfloat16)}, {"w": after.view(ml_dtypes.bfloat16)}
-        there, back = weights.diff(*pair), weights.diff(*reversed(pair))
         for mode in ("portable", "conditional"):
             there, back = weights.diff(*pair, mode=mode), weights.diff(*reversed(pair), mode=mode)
-            for threads in (1, 2):
+            for threads in thread_counts:
                 side_name = f"deepreduce {mode}, {threads} thread(s)"
                 encoders[side_name] = partial(weights.diff, *pair, mode=mode, threads=threads)
                 decoders[side_name] = there_and_back(pair[0], there, back, threads)
         encoders["deepreduce, unchanged"] = partial(weights.diff, pair[0], {"w": pair[0]["w"].copy()}, threads=1)
-        seconds = best_of(repeats, encoders), best_of(repeats, decoders)
+        seconds = best_of(repeats, encoders, clock), best_of(repeats, decoders, clock)
         for side_name in encoders:
             trips = 2 if side_name.startswith("deepreduce ") else 1
             decode = f"{trips * before.nbytes / seconds[1][side_name] / 1e9:.2f}" if side_name in decoders else ""
@@ -262,12 +263,15 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--speed-only", action="store_true")
     parser.add_argument("--sizes-only", action="store_true")
+    parser.add_argument("--cpu-time", action="store_true", help="time of the processor: for machines with other work; one thread only")
     args = parser.parse_args()
     columns = ["what", "data", "changed", "side", "bits", "encode GB/s", "decode GB/s"]
     with args.out.open("w", newline="") if args.out else sys.stdout as file:
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
-        for rows in ([] if args.speed_only else [sizes(args.data)]) + ([] if args.sizes_only else [speeds(args.data, args.repeats)]):
+        for rows in ([] if args.speed_only else [sizes(args.data)]) + (
+            [] if args.sizes_only else [speeds(args.data, args.repeats, args.cpu_time)]
+        ):
             for row in rows:
                 writer.writerow(row)
                 file.flush()

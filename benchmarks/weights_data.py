@@ -20,7 +20,7 @@ Weights = dict[str, NDArray[np.uint16]]
 
 WIDTH, LAYERS, HEADS, CONTEXT, VOCABULARY = 256, 8, 4, 128, 256
 PRETRAIN_STEPS, WARM_STEPS = 300, 8
-RATES = {"1%": 3.5e-7, "2.5%": 1e-6, "5%": 2.4e-6, "15%": 1e-5}
+RATES = {"1%": 4e-7, "2.5%": 1e-6, "5%": 2.1e-6, "15%": 8e-6}
 """About how many bfloat16 weights change in one step, and the learning rate that makes it so."""
 FINE_TUNE = "90%"
 

@@ -29,6 +29,7 @@ from deepreduce import PeerError
 from deepreduce.torch import WeightSync
 
 WIDTH, CONTEXT = 128, 64
+PRETRAINING = 30
 TEXT = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()
 
 
@@ -90,7 +91,10 @@ def member(rank: int, folder: str, syncs: int, first: int, killed: int, back: in
     torch.manual_seed(rank)
     model = GPT()
     published = {name: tensor.detach().to(torch.bfloat16) for name, tensor in model.state_dict().items()}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(PRETRAINING if rank == 0 else 0):
+        train_step(model, optimizer)
+    optimizer.param_groups[0]["lr"] = 1e-6
     generation, size = membership(first, killed, back)
     join_group(folder, generation, rank, size)
     weights = WeightSync(published)

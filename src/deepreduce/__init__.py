@@ -47,6 +47,7 @@ from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
 from .step.policy import BySize
 from .step.residual import ResidualMemory
+from .step.schedule import Schedule
 from .tensor import SparseTensor
 from .values.deflate import Deflate
 from .values.fitdexp import FitDExp
@@ -98,6 +99,7 @@ __all__ = [
     "Reader",
     "ResidualMemory",
     "Rice",
+    "Schedule",
     "Seeded",
     "Shaped",
     "Sketch",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """The command."""
+    """Add the command."""
     bench = commands.add_parser(
         "bench",
         help="measure codecs on gradients",

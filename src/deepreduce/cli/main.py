@@ -27,7 +27,7 @@ exit codes: 0 done, 1 a file or tensor cannot be used, 2 wrong arguments or spec
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their arguments."""
+    """Return the parser of all commands."""
     whole = argparse.ArgumentParser(
         prog="deepreduce",
         description="Compressed communication of sparse tensors.",

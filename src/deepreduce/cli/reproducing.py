@@ -21,7 +21,7 @@ _INTERRUPTED = 130
 
 
 def add(commands: Any) -> None:
-    """The command."""
+    """Add the command."""
     paper = commands.add_parser(
         "paper",
         help="redo the paper's figures and tables",

@@ -22,7 +22,7 @@ from . import files, output, patching
 
 
 def add(commands: Any) -> None:
-    """The two commands."""
+    """Add the two commands."""
     anatomy = commands.add_parser(
         "inspect",
         help="the anatomy of a message",

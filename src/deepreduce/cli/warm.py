@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from ..tensor import FLOAT_DTYPES
 
 
 def add(commands: Any) -> None:
-    """The command."""
+    """Add the command."""
     warmup = commands.add_parser(
         "warmup",
         help="compile the kernels now",
@@ -30,6 +31,8 @@ def run_warmup(args: argparse.Namespace) -> None:
     chosen = args.codec or all_specs()
     for spec in chosen:
         compile_for(spec)
+    if not args.codec and find_spec("xxhash"):
+        compile_for_weights()
     print(f"compiled the kernels of {len(chosen)} spec(s) in {time.perf_counter() - start:.1f} s")
 
 
@@ -42,6 +45,17 @@ def compile_for(spec: str) -> None:
         pipeline.decode(codec.encode(array))
         array.flags.writeable = False
         codec.encode(array)
+
+
+def compile_for_weights() -> None:
+    """Take differences of weights of every width in both modes, and apply them."""
+    from .. import weights
+
+    for width in (1, 2, 4, 8):
+        old = {"w": np.arange(200, dtype=f"u{width}")}
+        new = {"w": old["w"][::-1].copy()}
+        for mode in ("conditional", "portable"):
+            weights.apply(old, weights.diff(old, new, mode=mode, threads=1), threads=1)
 
 
 def all_specs() -> list[str]:

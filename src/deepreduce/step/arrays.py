@@ -103,6 +103,10 @@ class Arrays(ABC):
         """Return whether all elements are zero."""
 
     @abstractmethod
+    def norm(self, array: Array) -> float:
+        """Return the Euclidean norm."""
+
+    @abstractmethod
     def first_nonfinite(self, array: Array) -> SparseTensor | None:
         """Return the first element that is NaN or infinite, or None."""
 
@@ -222,6 +226,9 @@ class Host(Arrays):
             return False
         start = flat[:_START]  # hardly ever zero in a tensor that is not, and much less to read
         return not np.logical_or.reduce(start, axis=None) and not np.any(flat)
+
+    def norm(self, array: Array) -> float:
+        return float(np.linalg.norm(array.astype(np.float64, copy=False)))
 
     def first_nonfinite(self, array: Array) -> SparseTensor | None:
         flat = array.reshape(-1)

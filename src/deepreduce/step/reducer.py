@@ -24,7 +24,7 @@ from . import sums
 from .arrays import HOST, arrays_of
 from .frame import Exchange, Failure
 from .items import Encoded, Item, source_of, summary
-from .policy import Policy, title
+from .policy import Policy, StepPolicy, policy_at, title
 from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
 from .stats import StepStats
@@ -104,7 +104,7 @@ class Reducer:
     [0. 4.]
     """
 
-    policy: Policy
+    policy: Policy | StepPolicy
     topology: Topology
     seed: int = 0
     per: Literal["parameter", "bucket"] = "parameter"
@@ -175,7 +175,7 @@ class Reducer:
             content = arrays.concatenate([contents[index] for index in group])
             gradient = arrays.concatenate([bucket.gradients[index] for index in group])
         source = source_of(content, memory.hint(name))
-        codec = self.policy.codec_for(name, source)
+        codec = policy_at(self.policy, bucket.step).codec_for(name, source)
         if not idle and codec.sparsifier.lossless:
             touched = _touched(content, codec, gradient)
             if touched is not content:

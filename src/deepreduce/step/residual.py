@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,8 @@ _TABLES = ("residuals", "velocities")
 class ResidualMemory:
     """Keeps, for every parameter by name, the part of its gradients that was not sent yet.
 
-    `decay` scales the residual before it is added. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten
+    `decay` scales the residual before it is added. With `clip`, a gradient of a larger Euclidean norm is scaled down to that norm before
+    anything is added to it, parameter by parameter. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten
     where an element was sent (momentum correction and factor masking of Deep Gradient Compression, Lin et al. 2018); the optimizer then
     has none itself. Takes numpy arrays, tensors of a framework whose adapter is imported, and `SparseTensor`; of a sparse gradient, only
     the positions that were touched or not sent yet take part.
@@ -45,6 +46,7 @@ class ResidualMemory:
 
     decay: float = 1.0
     momentum: float = 0.0
+    clip: float | None = None
     residuals: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
     velocities: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
     _scale: float = field(default=1.0, init=False, repr=False)
@@ -56,18 +58,31 @@ class ResidualMemory:
             raise ConfigError(f"decay is above 0 and at most 1, got {self.decay}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum is at least 0 and below 1, got {self.momentum}")
+        if self.clip is not None and not 0 < self.clip < inf:
+            raise ConfigError(f"clip is a norm above 0, or None; got {self.clip}")
 
     def compensate(self, name: str, gradient: Any) -> Any:
         """Return the gradient plus its residual, in the dtype to add up in: a new tensor. Nothing is remembered before `update`."""
-        if not self.momentum and type(gradient) is np.ndarray:  # the common case, without a look at each table
+        if not self.momentum and self.clip is None and type(gradient) is np.ndarray:  # the common case, without a look at each table
             held = self.residuals.get(name)
             if type(held) is np.ndarray and (held.shape, held.dtype) == (gradient.shape, gradient.dtype):
                 return HOST.wide_sum(gradient, [(held, self.decay)], self._spare(name, held))
-        gradient = _floats(name, gradient)
+        gradient = self._clipped(_floats(name, gradient))
         terms = [(held, factor) for table, factor in self._rates() if (held := self._held(table, name, gradient)) is not None]
         if isinstance(gradient, SparseTensor):
             return sums.combined([sums.scaled(gradient, 1.0), *(sums.scaled(held, factor) for held, factor in terms)])
         return arrays_of(gradient).wide_sum(gradient, terms)
+
+    def _clipped(self, gradient: Gradient) -> Gradient:
+        """The gradient with a norm of at most `clip`; one with a NaN or an infinity stays as it is."""
+        if self.clip is None:
+            return gradient
+        sparse = isinstance(gradient, SparseTensor)
+        norm = HOST.norm(gradient.values) if sparse else arrays_of(gradient).norm(gradient)
+        if not self.clip < norm < inf:
+            return gradient
+        factor = self.clip / norm
+        return sums.scaled(gradient, factor) if sparse else arrays_of(gradient).wide_sum(gradient, [(gradient, factor - 1)])
 
     def update(self, name: str, compensated: Any, sent: SparseTensor) -> None:
         """Remember what `compensated` has and `sent` has not. A step with NaN or Inf in it is skipped whole: it leaves no trace."""

@@ -7,10 +7,12 @@
 
 from ..errors import PeerError
 from ..step.residual import ResidualMemory
+from ..step.schedule import Schedule
 from ..step.stats import ParameterStats, Stats, StepStats
 from ..step.topology import AllGather, Server, Sharded
 from .allreduce import allreduce_
 from .hook import deepreduce_hook, noop_hook
+from .local_steps import LocalSteps
 from .reshard import reshard
 from .state import DeepReduceState
 from .weight_sync import SyncStats, WeightSync
@@ -18,9 +20,11 @@ from .weight_sync import SyncStats, WeightSync
 __all__ = [
     "AllGather",
     "DeepReduceState",
+    "LocalSteps",
     "ParameterStats",
     "PeerError",
     "ResidualMemory",
+    "Schedule",
     "Server",
     "Sharded",
     "Stats",

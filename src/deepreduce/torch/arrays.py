@@ -92,6 +92,9 @@ class TorchArrays(Arrays):
         start = array.reshape(-1)[:_START]  # hardly ever zero in a tensor that is not, and much less to read
         return not bool(start.any()) and not bool(array.any())
 
+    def norm(self, array: torch.Tensor) -> float:
+        return float(torch.linalg.vector_norm(array, dtype=torch.float64))
+
     def first_nonfinite(self, array: torch.Tensor) -> SparseTensor | None:
         if array.numel() == 0 or _is_finite(array):
             return None

@@ -48,14 +48,12 @@ class Model:
 
     def write(self) -> bytes:
         """The model as bytes."""
-        lead = int(np.flatnonzero(self.levels)[0])
-        return varint(lead) + write_levels(self.levels[lead:]) + varint(self.first) + b"".join(map(write_levels, self.tokens))
+        return write_levels(self.levels) + varint(self.first) + b"".join(map(write_levels, self.tokens))
 
     @classmethod
     def read(cls, reader: Reader) -> Model:
         """The inverse of `write`."""
-        lead = reader.varint(limit=_CLASSES)
-        levels = np.concatenate([np.zeros(lead, np.uint8), read_levels(reader, _CLASSES - lead, _TOP_LEVEL)])
+        levels = read_levels(reader, _CLASSES, _TOP_LEVEL)
         first = reader.varint(limit=_CLASSES)
         return cls(levels, first, tuple(read_levels(reader, _TOKENS) for _ in range(CONTEXTS)))
 

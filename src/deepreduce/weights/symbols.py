@@ -25,9 +25,7 @@ def write_symbols(symbols: Symbols) -> bytes:
     kernels.rans.count(symbols, contexts, counts)
     levels = levels_of(counts[0])
     front = bytes((_CODED,)) + write_levels(levels)
-    if np.count_nonzero(levels) < 2:
-        return front
-    whole = front + write_stream(symbols, contexts, [levels])
+    whole = front + (write_stream(symbols, contexts, [levels]) if np.count_nonzero(levels) > 1 else b"")
     return whole if len(whole) <= symbols.size else bytes((_RAW,)) + symbols.tobytes()
 
 

@@ -47,15 +47,25 @@ def frequencies_of(levels: NDArray[np.uint8]) -> Frequencies:
 
 
 def write_levels(levels: NDArray[np.uint8]) -> bytes:
-    """The levels up to the last one that is not 0, with their number in front."""
+    """The levels from the first to the last one that is not 0, with how many there are, and how many zeros before them, in front.
+
+    >>> write_levels(np.uint8([0, 0, 7, 0, 9, 0])).hex()
+    '0302070009'
+    """
     used = np.flatnonzero(levels)
-    kept = levels[: int(used[-1]) + 1 if used.size else 0]
-    return varint(kept.size) + kept.tobytes()
+    if not used.size:
+        return varint(0)
+    kept = levels[used[0] : used[-1] + 1]
+    return varint(kept.size) + varint(int(used[0])) + kept.tobytes()
 
 
 def read_levels(reader: Reader, alphabet: int, top_level: int = _TOP_LEVEL) -> NDArray[np.uint8]:
     """The inverse of `write_levels`, for up to `alphabet` symbols."""
-    levels: NDArray[Any] = reader.array("u1", reader.varint(alphabet))
-    if levels.size and (levels.max() > top_level or levels[-1] == 0):
-        raise CorruptError(f"a level above {top_level}, or a last one of 0")
-    return levels
+    count = reader.varint(limit=alphabet)
+    if not count:
+        return np.empty(0, np.uint8)
+    lead = reader.varint(limit=alphabet - count)
+    kept: NDArray[Any] = reader.array("u1", count)
+    if kept.max() > top_level or kept[0] == 0 or kept[-1] == 0:
+        raise CorruptError(f"a level above {top_level}, or a first or last one of 0")
+    return np.concatenate([np.zeros(lead, np.uint8), kept])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isnan
 
 
@@ -35,6 +36,23 @@ def in_times(ratio: float) -> str:
     ('117x', '1.0x')
     """
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.1f}x"
+
+
+def quality_format(lower_is_better: bool) -> Callable[[float], str]:
+    """Return how a quality is written: a loss as a number, anything else in percent.
+
+    >>> quality_format(True)(2.03749), quality_format(False)(0.98333)
+    ('2.037', '98.3%')
+    """
+    return in_loss if lower_is_better else in_percent
+
+
+def in_loss(loss: float) -> str:
+    """
+    >>> in_loss(2.03749), in_loss(float("nan"))
+    ('2.037', '–')
+    """
+    return "–" if isnan(loss) else f"{loss:.3f}"
 
 
 def in_percent(share: float) -> str:

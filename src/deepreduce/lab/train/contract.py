@@ -38,8 +38,9 @@ _STEP_EVENTS_APART_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """One training job: the same model and data for every spec. `dense` is the framework's own allreduce.
+    """One training job: the same model and data for every spec, which may have a method before it (`ways`).
 
+    `dense` is the framework's own allreduce.
     A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.Schedule`; `evaluations` may be
     0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
     Quality is measured on `test_batches` batches per worker, of all that there are if None.
@@ -117,6 +118,8 @@ class Record:
     gradient_zeros: float
     stolen_share: float = 0.0
     data_note: str = ""
+    lower_is_better: bool = False
+    seed: int = 0
     losses: list[tuple[int, float]] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
 
@@ -125,19 +128,26 @@ class Record:
         """Bytes of the messages over bytes of the dense gradients."""
         return self.message_bytes / self.gradient_bytes if self.gradient_bytes else 1.0
 
+    def reaches(self, quality: float, wanted: float) -> bool:
+        """Return whether a quality is at least as good as another."""
+        return quality <= wanted if self.lower_is_better else quality >= wanted
+
     def to_event(self) -> Event:
         """Return the event that carries this record."""
         return {"event": "run", "record": asdict(self)}
 
 
-def evaluation_steps(steps: int, evaluations: int) -> set[int]:
+def evaluation_steps(steps: int, evaluations: int, period: int = 1) -> set[int]:
     """Return the steps after which quality is measured: evenly spaced, the last one always. None for no evaluations.
 
-    >>> sorted(evaluation_steps(10, 4))
-    [3, 5, 8, 10]
+    With a `period` they are its multiples, but for the last: between two meetings the workers have different models.
+
+    >>> sorted(evaluation_steps(10, 4)), sorted(evaluation_steps(100, 4, period=30))
+    ([3, 5, 8, 10], [30, 60, 90, 100])
     """
     count = min(steps, evaluations)
-    return {round(steps * number / count + 1e-9) for number in range(1, count + 1)}
+    evenly = (round(steps * number / count + 1e-9) for number in range(1, count + 1))
+    return {min(steps, -(-step // period) * period) for step in evenly}
 
 
 class Throttle:

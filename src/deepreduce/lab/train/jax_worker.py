@@ -107,8 +107,8 @@ class JaxRun(Run):
             self._zeros = _zeros(gradients)
         return float(loss)
 
-    def right(self, batch: Batch) -> int:
-        return int(self.programs.right(self.params, *batch))
+    def score(self, batch: Batch) -> float:
+        return float(self.programs.right(self.params, *batch))
 
     def weights(self) -> Iterable[NDArray[Any]]:
         return map(np.asarray, jax.tree.leaves(self.params))

@@ -118,6 +118,8 @@ class StolenTime:
 class Run(ABC):
     """One spec, trained from the initial weights of the plan's seed. A framework fills in what is abstract."""
 
+    period = 1  # steps between two moments at which all workers have the same model
+
     def __init__(self, job: Job, spec: str) -> None:
         self.job, self.plan, self.spec, self.task = job, job.plan, spec, task_of(job.plan.task)
         self.ledger = Ledger()
@@ -130,8 +132,8 @@ class Run(ABC):
         """Train on one batch, all that is accumulated, at `rate(number)`; put the cost and the exchanges in the ledger; return the loss."""
 
     @abstractmethod
-    def right(self, batch: Batch) -> int:
-        """How many examples of a test batch the model has right."""
+    def score(self, batch: Batch) -> float:
+        """How many examples of a test batch the model has right; for texts, the sum of their losses."""
 
     @abstractmethod
     def weights(self) -> Iterable[NDArray[Any]]:
@@ -153,7 +155,7 @@ class Run(ABC):
     def go(self, emit: Emit) -> Record:
         """Train, measure quality now and then, and sum up."""
         steps = self.job.steps
-        measured = evaluation_steps(steps, self.plan.evaluations)
+        measured = evaluation_steps(steps, self.plan.evaluations, self.period)
         throttle, identical = Throttle(), True
         for number, batch in self.batches(steps):
             loss = self.step(number, batch)
@@ -179,14 +181,14 @@ class Run(ABC):
         return self.plan.learning_rate * schedule_of(self.plan.schedule)(number / self.job.steps)
 
     def quality(self) -> float:
-        """The share of the test set, or of the part of it that the plan asks for, that the model has right."""
-        right, seen = 0, 0
+        """The mean score over the test set, or the part of it that the plan asks for."""
+        score, seen = 0.0, 0
         batches = self.job.data.test_batches(self.job.rank, self.plan.workers)
         for batch in itertools.islice(batches, self.plan.test_batches):
-            right += self.right(batch)
+            score += self.score(batch)
             seen += len(batch[0])
-        all_right, all_seen = self.gathered([right, seen]).sum(0).tolist()
-        return float(all_right / all_seen)
+        whole_score, all_seen = self.gathered([score, seen]).sum(0).tolist()
+        return float(whole_score / all_seen)
 
     def identical(self) -> bool:
         """Whether all ranks have the same weights, bit for bit."""
@@ -209,7 +211,7 @@ class Run(ABC):
             spec=self.spec,
             metric=self.task.metric,
             quality=qualities[-1],
-            best_quality=max(qualities),
+            best_quality=(min if self.task.lower_is_better else max)(qualities),
             parameters=self.job.parameters,
             steps=self.job.steps,
             steps_per_epoch=self.job.steps_per_epoch,
@@ -222,6 +224,8 @@ class Run(ABC):
             gradient_zeros=self.zeros(),
             stolen_share=self._stolen.share(),
             data_note=self.job.data.note,
+            lower_is_better=self.task.lower_is_better,
+            seed=self.plan.seed,
             losses=self._losses,
             curve=self._curve,
         )

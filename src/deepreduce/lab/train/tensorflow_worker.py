@@ -117,9 +117,9 @@ class TensorFlowRun(Run):
             share = loss / self.team.size
         return loss, tape.gradient(share, [variable.value for variable in self.model.trainable_variables])
 
-    def right(self, batch: Batch) -> int:
+    def score(self, batch: Batch) -> float:
         images, labels = batch
-        return int((self.model(images).numpy().argmax(1) == labels).sum())
+        return float((self.model(images).numpy().argmax(1) == labels).sum())
 
     def weights(self) -> Iterable[NDArray[Any]]:
         arrays: list[NDArray[Any]] = self.model.get_weights()

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .batches import Data
+from .torch_gpt import GPT
 from .torch_resnet50 import ResNet50
 
 
@@ -125,6 +126,7 @@ _MODELS: dict[str, Callable[[Any], nn.Module]] = {
     "resnet20": lambda data: ResNet20(),
     "densenet40": lambda data: DenseNet40(),
     "resnet50": lambda data: ResNet50(),
+    "gpt": lambda data: GPT(),
     "neumf": lambda data: NeuMF(data.user_count, data.item_count),
 }
 
