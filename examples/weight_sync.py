@@ -64,7 +64,7 @@ def join_group(folder: str, generation: int, rank: int, size: int) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
     store = dist.FileStore(f"{folder}/generation-{generation}", size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(minutes=10))
 
 
 def membership(sync: int, killed: int, back: int) -> tuple[int, int]:

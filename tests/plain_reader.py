@@ -768,6 +768,10 @@ def sketch(part, nnz, dtype, bits, huffman, groups, rows, columns):
     return [rounded(means[i], dtype) for i in numbers]
 
 
+def lloyd(part, nnz, dtype, bits):
+    return sketch(part, nnz, dtype, bits, False, 0, 0, 0)
+
+
 def grouped(part, nnz, size, groups, rows, columns):
     group_of = packed(part, groups.bit_length() - 1, nnz)
     widths = [math.ceil(float(group_of.count(group)) * columns) for group in range(groups)]
@@ -959,4 +963,5 @@ VALUES = {
     8: (fitdexp, integer(2, 2**31)),
     9: (sketch, integer(1, 8), word("true", "false"), integer(0, 128), integer(1, 8), real(JUST_ABOVE_0, 1)),
     10: (threelc, real(1, JUST_BELOW_2)),
+    11: (lloyd, integer(1, 8)),
 }

@@ -58,6 +58,8 @@ VALUE_SAMPLES = [
     "sketch:4,groups=2",
     "threelc",
     "threelc:1.75",
+    "lloyd",
+    "lloyd:5",
 ]
 
 SAMPLES = dict(zip(registry.STAGES, (SPARSIFIER_SAMPLES, INDEX_SAMPLES, VALUE_SAMPLES), strict=True))

@@ -87,8 +87,8 @@ def test_nothing_is_loaded_from_elsewhere(report):
 def test_every_run_has_its_row_and_its_curve(training):
     for spec in SPECS:
         assert training.count(f">{spec}</td>") == 1
-        assert training.count(f">{spec}</text>") == 5
-    assert training.count("<svg") == 5
+        assert training.count(f">{spec}</text>") == 6
+    assert training.count("<svg") == 6
 
 
 def test_names_are_escaped(benchmark):

@@ -11,7 +11,7 @@ import deepreduce as dr
 from deepreduce import message, pipeline
 from deepreduce import source as sources
 from deepreduce import tensor as tensors
-from deepreduce.source import as_source
+from deepreduce.source import Space, as_source
 from deepreduce.tensor import Support
 
 NUMEL = 4_000_000
@@ -136,18 +136,18 @@ def test_a_batch_is_its_tensors_one_by_one():
     specs = ["topr:0.1/rice/qsgd", "none/all/raw", "nonzero/auto/fp16", "randomr:0.1/seeded/sketch"]
     gradients = [rng.standard_normal((40, size)).astype(np.float32) for size in (1, 30, 25, 60)]
     codecs = [dr.parse(spec) for spec in specs]
-    records = pipeline.encode_batch(codecs, [as_source(gradient) for gradient in gradients], [3, 4, 5, 6])
+    records = pipeline.encode_batch(codecs, [as_source(gradient) for gradient in gradients], [3, 4, 5, 6], list("abcd"), [None] * 4)
     for number, (codec, gradient, record) in enumerate(zip(codecs, gradients, records, strict=True)):
         assert message.write([record]) == codec.encode(gradient, seed=3 + number)
-    decoded = pipeline.decode_batch(message.read(message.write(records, list("abcd"))).records)
+    decoded = pipeline.decode_batch(message.read(message.write(records, list("abcd"))).records, [Space] * 4, list("abcd"))
     for codec, gradient, tensor, seed in zip(codecs, gradients, decoded, (3, 4, 5, 6), strict=True):
         assert np.array_equal(tensor.to_dense(), dr.decode(codec.encode(gradient, seed)))
     with pytest.raises(ValueError, match="zip"):
-        pipeline.encode_batch(codecs, [], [])
+        pipeline.encode_batch(codecs, [], [], [], [])
 
 
 def test_what_was_selected_before_is_sent():
     gradient, chosen = np.float32([5, 4, 3, 2, 1]), Support([1, 3], 5)
     codec = dr.parse("topr:1/rice/raw")
-    (record,) = pipeline.encode_batch([codec], [as_source(gradient)], [0], [chosen])
-    assert pipeline.decode_batch([record])[0].to_dense().tolist() == [0, 4, 0, 2, 0]
+    (record,) = pipeline.encode_batch([codec], [as_source(gradient)], [0], ["w"], [chosen])
+    assert pipeline.decode_batch([record], [Space], ["w"])[0].to_dense().tolist() == [0, 4, 0, 2, 0]

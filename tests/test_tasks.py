@@ -11,6 +11,8 @@ from deepreduce.lab.train.batches import Images, shares
 from deepreduce.lab.train.contract import Plan, evaluation_steps
 from deepreduce.lab.train.failures import DataError
 from deepreduce.lab.train.tasks import TASKS, task_of
+from deepreduce.lab.train.text import CONTEXT
+from deepreduce.lab.train.ways import Way, way_text
 
 
 def read_data(task, data, seed, negatives):
@@ -161,7 +163,7 @@ def test_augmented_images_are_shifted_copies():
 
 
 def test_unknown_tasks_are_listed():
-    with pytest.raises(ConfigError, match="digits, cifar10, imagenet, ml1m, ml20m"):
+    with pytest.raises(ConfigError, match="digits, cifar10, imagenet, ml1m, text, ml20m"):
         task_of("mnist")
 
 
@@ -179,6 +181,7 @@ def test_models_are_named_by_their_tasks():
         "cifar10": "resnet20",
         "imagenet": "resnet50",
         "ml1m": "neumf",
+        "text": "gpt",
         "ml20m": "neumf",
     }
 
@@ -263,3 +266,57 @@ def test_ratings_of_ml20m_are_read(tmp_path):
         read_data("ml20m", tmp_path, 0, 99)
     with pytest.raises(DataError, match="no MovieLens-20M in"):
         read_data("ml20m", tmp_path / "elsewhere", 0, 99)
+
+
+# Text
+
+
+def test_the_standard_library_is_the_text_without_a_file():
+    found = read_data("text", None, 0, 99)
+    assert b"def " in found.train.tobytes()
+    assert 5 * found.test.size < found.train.size
+    assert "standard library" in found.note
+
+
+def test_targets_are_the_bytes_that_follow(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(200)) * 10)
+    found = read_data("text", tmp_path / "text", 0, 99)
+    for rank in range(2):
+        inputs, targets = next(found.train_batches(rank, workers=2, batch=3, seed=1))
+        assert inputs.shape == targets.shape == (3, CONTEXT)
+        assert np.array_equal((inputs + 1) % 200, targets)
+    first, second = (next(found.train_batches(rank, workers=2, batch=3, seed=1))[0] for rank in range(2))
+    assert not np.array_equal(first, second)
+
+
+def test_ranks_share_the_validation_windows(tmp_path):
+    (tmp_path / "text").write_bytes(np.random.default_rng(0).bytes(5000))
+    found = read_data("text", tmp_path / "text", 0, 99)
+    alone = [row.tobytes() for inputs, _ in found.test_batches(0, 1) for row in inputs]
+    shared = [row.tobytes() for rank in range(3) for inputs, _ in found.test_batches(rank, 3) for row in inputs]
+    assert sorted(alone) == sorted(shared)
+
+
+def test_too_little_text_is_refused(tmp_path):
+    (tmp_path / "text").write_bytes(b"short")
+    with pytest.raises(DataError, match="more than 640 bytes of text, 5 were found"):
+        read_data("text", tmp_path / "text", 0, 99)
+    with pytest.raises(DataError, match="--data FILE"):
+        read_data("text", tmp_path, 0, 99)
+
+
+# Methods
+
+
+@pytest.mark.parametrize("method", ["local", "local:0", "local:x", "local:5,rate=1", "updates:3", "dgc", "averages", "local:5,outer"])
+def test_unknown_methods_say_what_there_is(method):
+    with pytest.raises(ConfigError, match=r"a method is gradients .* or local:EVERY"):
+        way_text(method, "topr:0.01/rice/qsgd")
+
+
+def test_an_outer_optimizer_is_for_codecs_that_keep_all_values():
+    assert Way.parse("local:10 none/all/lloyd:2").outer == (0.7, 0.6)
+    assert Way.parse("local:4 none/all/lloyd:2").outer is None
+    assert Way.parse("local:10 topr:0.1/rice/qsgd").outer is None
+    assert Way.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
+    assert Way.parse("dgc:400 topr:0.1/rice/qsgd") == Way("dgc", "topr:0.1/rice/qsgd", 400)

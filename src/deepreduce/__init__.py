@@ -53,6 +53,7 @@ from .values.deflate import Deflate
 from .values.fitdexp import FitDExp
 from .values.fitpoly import FitPoly
 from .values.half import BF16, FP16
+from .values.lloyd import Lloyd
 from .values.pco import PcoValue
 from .values.qsgd import QSGD
 from .values.raw import RawValue
@@ -86,6 +87,7 @@ __all__ = [
     "IndexCodec",
     "InputError",
     "Keep",
+    "Lloyd",
     "LossyValueCodec",
     "MessageInfo",
     "NonZero",

@@ -41,6 +41,7 @@ from .values.deflate import Deflate
 from .values.fitdexp import FitDExp
 from .values.fitpoly import FitPoly
 from .values.half import BF16, FP16
+from .values.lloyd import Lloyd
 from .values.pco import PcoValue
 from .values.qsgd import QSGD
 from .values.raw import RawValue
@@ -95,6 +96,7 @@ VALUES = (
     Entry(8, "fitdexp", FitDExp),
     Entry(9, "sketch", Sketch),
     Entry(10, "threelc", ThreeLC),
+    Entry(11, "lloyd", Lloyd),
 )
 
 

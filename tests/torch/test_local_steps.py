@@ -16,7 +16,7 @@ from deepreduce.torch import LocalSteps, ResidualMemory, Schedule
 from .ranks import run_ranks, watch_ranks
 from .tasks import batch, flat, network
 
-SPARSE, LOW_BITS = "topr:0.05/rice/qsgd", "none/all/sketch:bits=2"
+SPARSE, LOW_BITS = "topr:0.05/rice/qsgd", "none/all/lloyd:2"
 NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.6, nesterov=True)
 
 

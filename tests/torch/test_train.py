@@ -288,3 +288,29 @@ def test_a_sweep_trains_one_run_per_value(tmp_path):
     )
     assert [run["spec"] for run in runs] == ["topr:0.01/bloom:p0,fpr=0.1/raw", "topr:0.01/bloom:p0,fpr=0.001/raw"]
     assert runs[0]["relative_volume"] > 2 * runs[1]["relative_volume"]
+
+
+def test_every_method_trains_and_is_counted(tmp_path):
+    spec = "topr:0.05/rice/qsgd"
+    methods = [word for method in ("updates", "local:4", "dgc:6") for word in ("--method", method)]
+    found = train(tmp_path, "--model", "cnn", "--codec", spec, *methods, "--steps", "10", "--evaluations", "2")
+    assert [run["spec"] for run in found] == ["dense", f"updates {spec}", f"local:4 {spec}", f"dgc:6 {spec}"]
+    for run in found:
+        assert run["replicas_identical"]
+        assert run["gradient_bytes"] == 10 * 4 * run["parameters"]
+        assert run["losses"][-1][1] < run["losses"][0][1]
+    dense, updates, local, dgc = found
+    assert [point["step"] for point in local["curve"]] == [8, 10]
+    assert local["message_bytes"] == pytest.approx(3 / 9 * updates["message_bytes"], rel=0.1)  # at the end the rate is 0: no change
+    assert updates["message_bytes"] < dgc["message_bytes"] < dense["message_bytes"]
+
+
+def test_several_seeds_train_the_text(tmp_path, capsys):
+    command = ["train", "--task", "text", "--steps", "2", "--evaluations", "1", "--batch", "2", "--seeds", "2"]
+    assert main([*command, "--json", str(tmp_path / "all.json")]) == 0
+    found = json.loads((tmp_path / "all.json").read_text())["runs"]
+    assert [run["seed"] for run in found] == [0, 1]
+    assert found[0]["quality"] != found[1]["quality"]
+    assert all(run["lower_is_better"] and 4 < run["quality"] < 6 for run in found)
+    assert all(run["as_good_as_dense"]["step"] == 2 for run in found)
+    assert " ± 0.0" in capsys.readouterr().out

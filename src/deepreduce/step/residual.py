@@ -61,6 +61,13 @@ class ResidualMemory:
         if self.clip is not None and not 0 < self.clip < inf:
             raise ConfigError(f"clip is a norm above 0, or None; got {self.clip}")
 
+    @classmethod
+    def of(cls, residuals: Mapping[str, Gradient]) -> ResidualMemory:
+        """Return a memory that begins with these residuals: for one step of a framework that keeps them itself."""
+        memory = cls()
+        memory.residuals.update(residuals)
+        return memory
+
     def compensate(self, name: str, gradient: Any) -> Any:
         """Return the gradient plus its residual, in the dtype to add up in: a new tensor. Nothing is remembered before `update`."""
         if not self.momentum and self.clip is None and type(gradient) is np.ndarray:  # the common case, without a look at each table

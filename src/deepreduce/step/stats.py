@@ -160,6 +160,11 @@ class Stats:
         """The latest finished step."""
         return self.steps[-1] if self.steps else StepStats(step=-1)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a step has begun and not ended."""
+        return self._open.step >= 0
+
     def add(self, bucket: StepStats, last: bool = True) -> None:
         """One bucket of a step is done; with the last one, the step is listed. From any thread: buckets of an allreduce end on several."""
         with _LOCK:

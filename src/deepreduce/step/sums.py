@@ -74,10 +74,8 @@ def is_finite(parts: Sequence[SparseTensor]) -> bool:
             small.setdefault(part.values.dtype, []).append(part.values)
         elif not np.logical_and.reduce(np.isfinite(part.values)):
             return False
-    for arrays in small.values():  # together, as each call costs more than their numbers
-        if not np.logical_and.reduce(np.isfinite(np.concatenate(arrays))):
-            return False
-    return True
+    together = map(np.isfinite, map(np.concatenate, small.values()))  # as each call costs more than their numbers
+    return all(map(np.logical_and.reduce, together))
 
 
 def union(parts: Sequence[SparseTensor]) -> Support:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ..errors import ConfigError, FormatError
 from ..indices.seeded import Seeded
+from ..parameters import shown
 from ..tensor import SparseTensor, Support
 from . import items, sums
 from .arrays import arrays_of
@@ -95,6 +96,8 @@ class Topology(ABC):
 
     name: ClassVar[str]
     has_owners: ClassVar[bool] = False
+    rounds: ClassVar[int] = 1
+    """How many exchanges follow one another in a step."""
 
     def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
         """Return the messages of a bucket; this runs beside the exchange of the bucket before."""
@@ -139,6 +142,7 @@ class Server(Topology):
 
     name: ClassVar[str] = "server"
     has_owners: ClassVar[bool] = True
+    rounds: ClassVar[int] = 2
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         try:
@@ -175,6 +179,7 @@ class Sharded(Topology):
 
     name: ClassVar[str] = "sharded"
     has_owners: ClassVar[bool] = True
+    rounds: ClassVar[int] = 2
     budget: float = 1.25
 
     def __post_init__(self) -> None:
@@ -303,3 +308,17 @@ def _selected(tensor: Item, parts: Sequence[SparseTensor], most: int | None) -> 
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}
+
+
+def topology_of(topology: str | Topology, *others: str) -> Topology:
+    """Return what a user gave as a topology; `others` are names that the caller handles itself.
+
+    >>> topology_of("sharded")
+    Sharded(budget=1.25)
+    """
+    if isinstance(topology, Topology):
+        return topology
+    if not isinstance(topology, str) or topology not in TOPOLOGIES:
+        names = [*TOPOLOGIES, *others]
+        raise ConfigError(f"topology is one of {', '.join(names[:-1])} or {names[-1]}, got {shown(topology)}")
+    return TOPOLOGIES[topology]()

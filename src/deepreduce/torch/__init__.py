@@ -5,6 +5,9 @@
 >>> # ddp_model.register_comm_hook(state, deepreduce_hook)
 """
 
+from importlib import import_module
+from typing import Any
+
 from ..errors import PeerError
 from ..step.residual import ResidualMemory
 from ..step.schedule import Schedule
@@ -32,7 +35,15 @@ __all__ = [
     "SyncStats",
     "WeightSync",
     "allreduce_",
+    "compress_fsdp",
     "deepreduce_hook",
     "noop_hook",
     "reshard",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Return `compress_fsdp`, which imports FSDP when it is first asked for."""
+    if name == "compress_fsdp":
+        return import_module("deepreduce.integrations.fsdp").compress_fsdp
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

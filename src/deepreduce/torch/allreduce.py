@@ -11,10 +11,13 @@ from . import dense
 from .state import DeepReduceState
 
 
-def allreduce_(tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduceState, names: Sequence[str] | None = None) -> None:
+def allreduce_(
+    tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduceState, names: Sequence[str] | None = None, *, last: bool = True
+) -> None:
     """Replace gradients, dense or sparse COO, by their mean over all ranks; returns when it is done. One call is one step.
 
-    Error feedback belongs to the place in the list, or to `names` if given.
+    Error feedback belongs to the place in the list, or to `names` if given. A step of several calls has `last=False` in all of them but
+    the last, or in all, and `state.end_step()` after them.
 
     >>> gradient = torch.tensor([3.0, -1.0, 2.0])
     >>> allreduce_(gradient, DeepReduceState("topr:1/raw/raw", small_tensor_numel=0))
@@ -29,7 +32,7 @@ def allreduce_(tensors: torch.Tensor | Sequence[torch.Tensor], state: DeepReduce
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
     if state.compresses():
-        state.reduce_now(labels, listed)
+        state.reduce_now(labels, listed, last)
     else:
         for place, tensor in enumerate(listed):
-            dense.all_reduce(state, tensor, [labels[place]], [tensor], last=place == len(listed) - 1).wait()
+            dense.all_reduce(state, tensor, [labels[place]], [tensor], last=last and place == len(listed) - 1).wait()

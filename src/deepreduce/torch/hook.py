@@ -7,12 +7,18 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
+from ..errors import ConfigError
 from . import dense
 from .state import DeepReduceState
 
 
 def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
     """Encode, exchange and decode the gradients of a bucket off this thread; the future gives their mean over all ranks."""
+    if isinstance(bucket, tuple):
+        raise ConfigError(
+            "torch.compile with optimize_ddp='python_reducer' gives its hooks single gradients, not the buckets of a step: "
+            "set torch._dynamo.config.optimize_ddp to True or False before DistributedDataParallel is made"
+        )
     buffer, gradients, names = bucket.buffer(), bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
     if not state.compresses():
         return dense.all_reduce(state, buffer, names, gradients, bucket.is_last())

@@ -22,9 +22,9 @@ from ..step.policy import Spec, policy_of, title
 from ..step.recipes import GRADIENT_RECIPES, gradient_recipe
 from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
-from ..step.stats import Stats
+from ..step.stats import Stats, StepStats
 from ..step.stopwatch import Stopwatch
-from ..step.topology import TOPOLOGIES, AllGather, Topology
+from ..step.topology import AllGather, Topology, topology_of
 from ..step.transport import Transport
 from ..step.trial import Trial, agreed_largest
 from ..step.worker import Worker
@@ -236,9 +236,9 @@ class DeepReduceState:
         prepared = self._encoding.submit(lambda: self._prepare(bucket, transport, watch, ready))
         return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared.result()))
 
-    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
-        """Replace each gradient by the mean over all ranks: a whole step, on this thread."""
-        bucket, watch = self._bucket(names, gradients, last=True), Stopwatch()
+    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> None:
+        """Replace each gradient by the mean over all ranks, on this thread."""
+        bucket, watch = self._bucket(names, gradients, last), Stopwatch()
         transport = self.transport
         self._deliver(bucket, gradients, transport, watch, self._prepare(bucket, transport, watch, wait_for(gradients)))
 
@@ -246,6 +246,11 @@ class DeepReduceState:
         bucket = Bucket(names, [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)], self.step, last)
         self.step += 1 if last else 0
         return bucket
+
+    def end_step(self) -> None:
+        """Close a step of which no bucket was the last one, when all its buckets are done."""
+        self._stats.add(StepStats(self.step))
+        self.step += 1
 
     def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
         try:
@@ -276,13 +281,7 @@ class DeepReduceState:
 
 def topology_named(topology: str | Topology) -> Topology:
     """Return a topology by its name; ``"dense"`` has the accounting of an allgather."""
-    if isinstance(topology, Topology):
-        return topology
-    if topology == "dense":
-        return AllGather()
-    if topology not in TOPOLOGIES:
-        raise ConfigError(f"topology is one of {', '.join(sorted(TOPOLOGIES))} or dense, got {topology!r}")
-    return TOPOLOGIES[topology]()
+    return AllGather() if topology == "dense" else topology_of(topology, "dense")
 
 
 def memory_named(memory: str | ResidualMemory) -> Memory:

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..code_table import read_lengths, write_lengths
 from ..codec import LossyValueCodec, ValueCodec
-from ..errors import ConfigError, CorruptError
+from ..errors import ConfigError
 from ..reader import Reader, expect_decoded
 from ..tensor import Values
 from .floats import at_least_32_bits, limits, peak
+from .means import mean_dtype, read_means
 from .raw import RawValue
 
 Ids = NDArray[np.uint8]
@@ -67,7 +68,7 @@ class Sketch(LossyValueCodec):
         return self.bins // self.groups if self.groups else 1
 
     def choose(self, values: Values) -> ValueCodec:
-        table_bytes = self.bins * _mean_dtype(values.dtype).itemsize
+        table_bytes = self.bins * mean_dtype(values.dtype).itemsize
         packed_bytes = kernels.bits.packed_bytes(values.size, self.bits)
         fits = peak(values) <= self.largest and table_bytes + packed_bytes < values.nbytes
         return self if fits else RawValue()
@@ -77,7 +78,7 @@ class Sketch(LossyValueCodec):
         return RawValue().encode(means, seed)[0] + self._encode_ids(ids), None
 
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
-        means = _read_means(part, self.bins, dtype)
+        means = read_means(part, self.bins, dtype)
         values: Values = means[self._decode_ids(part, nnz)]
         return values
 
@@ -100,7 +101,7 @@ class Sketch(LossyValueCodec):
         outward = np.r_[np.arange(negative, self.bins), np.arange(negative - 1, -1, -1)]
         number_of = np.argsort(outward).astype(np.uint8)
         means = kernels.sketch.means(numbers, rising, self.bins)[outward]
-        return number_of[rising], means.astype(_mean_dtype(values.dtype))
+        return number_of[rising], means.astype(mean_dtype(values.dtype))
 
     def _encode_ids(self, ids: Ids) -> bytes:
         if self.groups:
@@ -161,14 +162,3 @@ def _quantiles(rising: Values, parts: int) -> Values:
     starts = rising[first]
     nexts = rising[np.minimum(np.searchsorted(rising, starts, side="right"), rising.size - 1)]
     return np.where(starts == np.concatenate((rising[:1], starts[:-1])), nexts, starts)
-
-
-def _mean_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return dtype if dtype.itemsize == 2 else np.dtype(np.float32)
-
-
-def _read_means(part: Reader, count: int, dtype: np.dtype[Any]) -> Values:
-    means = RawValue().decode(part, count, _mean_dtype(dtype))
-    if not peak(means) < np.inf:
-        raise CorruptError("a mean of a sketch is not finite")
-    return means.astype(dtype, copy=False)

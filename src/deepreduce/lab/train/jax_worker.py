@@ -36,8 +36,6 @@ Reduce = Callable[[Any], tuple[Any, StepStats]]
 
 def train(plan: Plan, emit: Emit) -> None:
     """Join the other workers and train every spec of the plan. Rank 0 emits."""
-    if plan.topology != "allgather":
-        raise ConfigError(f"with jax the topology is allgather, got {plan.topology!r}")
     if task_of(plan.task).optimizer != "sgd":
         raise ConfigError(f"with jax there is the task digits, got {plan.task!r}")
     with _processes():
@@ -129,7 +127,7 @@ def _zeros(gradients: Any) -> float:
 
 
 def _compressed(plan: Plan, spec: str, params: Any) -> Reduce:
-    mean = compressed_mean(spec, plan.memory, plan.small, seed=plan.seed)  # type: ignore[arg-type]
+    mean = compressed_mean(spec, plan.memory, plan.small, topology=plan.topology, seed=plan.seed)  # type: ignore[arg-type]
     state = mean.init(params)
 
     def reduce(gradients: Any) -> tuple[Any, StepStats]:

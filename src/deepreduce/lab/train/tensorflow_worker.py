@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ...errors import ConfigError
 from ...step.stats import StepStats, ring_bytes
 from ...tensorflow import DistributedOptimizer
 from . import tensorflow_cluster, tensorflow_models
@@ -26,8 +25,6 @@ from .tasks import Task, read_data
 
 def train(plan: Plan, emit: Emit) -> None:
     """Join the other workers and train every spec of the plan. Rank 0 emits."""
-    if plan.topology != "allgather":
-        raise ConfigError(f"with tensorflow the topology is allgather, got {plan.topology!r}")
     tensorflow_cluster.join()
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", "0")))
     team = Team()
@@ -141,7 +138,7 @@ def _optimizer(plan: Plan, spec: str, task: Task) -> Any:
     if spec == "dense":
         return optimizer
     memory: Any = plan.memory
-    return DistributedOptimizer(optimizer, spec, memory=memory, small_tensor_numel=plan.small, seed=plan.seed)
+    return DistributedOptimizer(optimizer, spec, memory=memory, small_tensor_numel=plan.small, topology=plan.topology, seed=plan.seed)
 
 
 if __name__ == "__main__":

@@ -15,17 +15,18 @@ METHODS = (
     "(compressed changes after every optimizer step) or local:EVERY[,outer=RATE][,momentum=M] (changes after EVERY steps)"
 )
 _OUTER = (0.7, 0.6)
+_OUTER_FROM = 10  # with fewer steps between meetings its momentum adds to that of the inner optimizer, and does harm
 
 
 @dataclass(frozen=True)
 class Way:
     """One run of a plan. `steps` are those of the warm-up or between meetings, `outer` is the rate and the Nesterov momentum.
 
-    As text: the codec alone for gradients, else the method before it. Local steps of codecs that keep all values have an outer optimizer
-    unless it is given, others none.
+    As text: the codec alone for gradients, else the method before it. Ten and more local steps of codecs that keep all values have an
+    outer optimizer unless it is given, others none.
 
-    >>> Way.parse("local:10 none/all/sketch:bits=2")
-    Way(kind='local', spec='none/all/sketch:bits=2', steps=10, outer=(0.7, 0.6))
+    >>> Way.parse("local:10 none/all/lloyd:2")
+    Way(kind='local', spec='none/all/lloyd:2', steps=10, outer=(0.7, 0.6))
     >>> Way.parse("updates topr:0.01/rice/qsgd").outer is None
     True
     """
@@ -50,7 +51,7 @@ class Way:
             if name == "dgc" and not given and int(first) > 0:
                 return cls("dgc", spec, int(first))
             if name == "local" and int(first) > 0 and given.keys() <= {"outer", "momentum"}:
-                return cls("local", spec, int(first), _outer(spec, given))
+                return cls("local", spec, int(first), _outer(spec, int(first), given))
         except ValueError as error:
             raise ConfigError(f"a method is {METHODS}; got {method!r}") from error
         raise ConfigError(f"a method is {METHODS}; got {method!r}")
@@ -67,7 +68,7 @@ def way_text(method: str, spec: str) -> str:
     return text
 
 
-def _outer(spec: str, given: dict[str, float]) -> tuple[float, float] | None:
+def _outer(spec: str, steps: int, given: dict[str, float]) -> tuple[float, float] | None:
     if given:
         return given.get("outer", 1.0), given.get("momentum", 0.0)
-    return _OUTER if parse(spec).sparsifier.lossless else None
+    return _OUTER if steps >= _OUTER_FROM and parse(spec).sparsifier.lossless else None

@@ -1,0 +1,220 @@
+"""FSDP2 over several nodes: dense inside a node, compressed between nodes.
+
+Every node holds a replica of the model, sharded over its processes: `fully_shard` on the 1-D mesh of the node. Gradients are
+reduce-scattered there as ever; each shard then goes to the processes of the other nodes that hold the same shard, compressed.
+"""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from ..errors import ConfigError, InputError
+from ..step.frame import Exchange, open_frames, seal
+from ..torch.allreduce import allreduce_
+from ..torch.convert import to_numpy
+from ..torch.state import DeepReduceState
+
+_OWN_MESH = 'shard with fully_shard(..., mesh=mesh["shard"]) and give the state process_group=mesh["replicate"].get_group()'
+
+
+def compress_fsdp(model: torch.nn.Module, state: DeepReduceState) -> None:
+    """Send the gradients of a model under `fully_shard` compressed between the replicas of `state.process_group`.
+
+    ::
+
+        mesh = init_device_mesh("cuda", (nodes, processes), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=mesh["shard"])
+        compress_fsdp(model, DeepReduceState("topr:0.01/rice/qsgd", process_group=mesh["replicate"].get_group()))
+
+    All replicas must start from the same parameters: compared in the first step. Mixed precision and gradient accumulation, by
+    `set_requires_gradient_sync` or `set_requires_all_reduce`, are those of FSDP.
+    """
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not modules:
+        raise ConfigError("compress_fsdp takes a model after fully_shard, and found no FSDP module in it")
+    replicas = _Replicas(model, state)
+    for module in modules:
+        group = _parameter_group(module)
+        if group is not None:
+            _expect_own_mesh(_unit(group), state)
+            module.set_all_reduce_hook(partial(replicas.reduce, group))
+    state.bind(model)
+
+
+class RankState:
+    """What `torch.distributed.checkpoint` saves and loads of a state: every rank its own.
+
+    ::
+
+        dcp.save({"model": model.state_dict(), "deepreduce": RankState(state)}, checkpoint_id=path)
+    """
+
+    def __init__(self, state: DeepReduceState) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, bytes]:
+        """Return the state of this rank, as bytes that other ranks have no part in."""
+        buffer = io.BytesIO()
+        torch.save(self.state.state_dict(), buffer)
+        return {f"rank {dist.get_rank()}": buffer.getvalue()}
+
+    def load_state_dict(self, saved: dict[str, bytes]) -> None:
+        """Go on from what this rank has saved."""
+        self.state.load_state_dict(torch.load(io.BytesIO(saved[f"rank {dist.get_rank()}"]), weights_only=True))
+
+
+@dataclass(eq=False)
+class _Replicas:
+    """The hook of all FSDP modules of a model."""
+
+    model: torch.nn.Module
+    state: DeepReduceState
+    compared: bool = False
+    partial_sums: dict[Any, torch.Tensor] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def reduce(self, group: Any, buffer: torch.Tensor) -> None:
+        """Replace the gradients of the shards of one module, as they are after the reduce-scatter, by their mean over the replicas."""
+        unit = _unit(group)
+        if not self._accumulated(group, buffer, unit.exchanges):
+            return
+        if not self.compared:
+            _compare_parameters(self.model, self.state)
+            self.compared = True
+        gradients = {shard.name: gradient for shard, gradient in _cut(buffer, unit.shards) if gradient.numel()}
+        _after_backward(self._close_step)
+        if gradients:
+            allreduce_(list(gradients.values()), self.state, list(gradients), last=False)
+
+    def _accumulated(self, group: Any, buffer: torch.Tensor, exchanges: bool) -> bool:
+        """Return whether the buffer is to be exchanged, with all that `set_requires_all_reduce(False)` has kept back before."""
+        kept = self.partial_sums.pop(group, None)
+        if kept is not None:
+            buffer += kept
+        if not exchanges:
+            self.partial_sums[group] = buffer.clone()
+            buffer.zero_()
+        return exchanges
+
+    def _close_step(self) -> None:
+        if self.state.stats().is_open:
+            self.state.end_step()
+
+
+# What FSDP2 does not tell in public
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """A parameter in the buffer of its module: the shape of this rank's part, and how many elements it takes with its padding."""
+
+    name: str
+    shape: torch.Size
+    padded_numel: int
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One FSDP module: its parameters in the order of its buffer, who holds the other shards, and whether this backward exchanges."""
+
+    shards: Sequence[_Shard]
+    shard_ranks: Sequence[int]
+    has_replicas: bool
+    exchanges: bool
+
+
+def _parameter_group(module: FSDPModule) -> Any | None:
+    """Return the parameters that FSDP keeps in one buffer for a module; None if all of them belong to other modules. Seen in torch 2.13."""
+    try:
+        groups = module._get_fsdp_state()._fsdp_param_groups
+    except AttributeError as error:
+        raise _unknown(error) from error
+    return groups[0] if groups else None  # FSDP itself refuses a hook for several
+
+
+def _unit(group: Any) -> _Unit:
+    """Return what is used of a parameter group. Seen in torch 2.13. Parameters have names from the first forward on."""
+    try:
+        shards = [
+            _Shard(str(held._param_fqn), held.sharded_size, held.padded_sharded_param_size.numel())
+            for held in group.fsdp_params
+            if held.sharded_param.requires_grad
+        ]
+        ranks = dist.get_process_group_ranks(group.mesh_info.shard_process_group)
+        return _Unit(shards, ranks, group._is_hsdp, group.all_reduce_grads)
+    except AttributeError as error:
+        raise _unknown(error) from error
+
+
+def _unknown(error: AttributeError) -> ConfigError:
+    return ConfigError(f"compress_fsdp knows FSDP2 as it is in torch 2.13, found torch {torch.__version__}: {error}")
+
+
+def _after_backward(callback: Callable[[], None]) -> None:
+    """Call a function when the backward pass that is under way is done. Seen in torch 2.6 to 2.13; FSDP itself ends its steps so."""
+    try:
+        engine: Any = torch.autograd.Variable._execution_engine
+        queue = engine.queue_callback
+    except AttributeError as error:
+        raise ConfigError(f"compress_fsdp needs the callbacks of autograd, not found in torch {torch.__version__}: {error}") from error
+    queue(callback)
+
+
+# Checks
+
+
+def _expect_own_mesh(unit: _Unit, state: DeepReduceState) -> None:
+    if unit.has_replicas:
+        raise ConfigError(f"the mesh of fully_shard has replicas itself, and FSDP would all-reduce between them, dense: {_OWN_MESH}")
+    group = state.options.process_group
+    replicas = dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+    common = sorted(set(replicas) & set(unit.shard_ranks))
+    if common != [dist.get_rank()]:
+        raise ConfigError(f"ranks {common} hold different shards of one model, and would be averaged: {_OWN_MESH}")
+
+
+def _compare_parameters(model: torch.nn.Module, state: DeepReduceState) -> None:
+    """Refuse replicas that do not hold the same parameters; all of them raise."""
+    named = dict(model.named_parameters())
+    sums = np.array([_checksum(parameter) for parameter in named.values()], "<u4")
+    exchange = Exchange("the first parameters", zlib.crc32(b"parameters"), state.step, sums.nbytes)
+    frames = state.transport.all_gather(seal(sums.tobytes(), exchange), exchange)
+    for replica, body in enumerate(open_frames(frames, exchange, state.transport.rank)):
+        theirs = np.frombuffer(body, "<u4")
+        if theirs.size != sums.size:
+            raise InputError(f"replica {replica} has {theirs.size} parameters, replica {state.transport.rank} has {sums.size}")
+        different = [name for name, same in zip(named, theirs == sums, strict=True) if not same]
+        if different:
+            raise InputError(
+                f"replicas {state.transport.rank} and {replica} start from different parameters, {different[0]!r} is the first of "
+                f"{len(different)}: seed them alike or load one checkpoint"
+            )
+
+
+def _checksum(parameter: torch.Tensor) -> int:
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return zlib.crc32(to_numpy(local).tobytes())
+
+
+def _cut(buffer: torch.Tensor, shards: Sequence[_Shard]) -> list[tuple[_Shard, torch.Tensor]]:
+    """Return the gradient of every shard, as a view of the buffer without its padding."""
+    ends = list(accumulate(shard.padded_numel for shard in shards))
+    if ends[-1] != buffer.numel():
+        raise InputError(
+            f"of the parameters {', '.join(shard.name for shard in shards[:5])} not all got a gradient, and FSDP does not say which: "
+            "call model.set_reduce_scatter_unused_params(True)"
+        )
+    starts = [0, *ends[:-1]]
+    return [(shard, buffer[start : start + shard.shape.numel()].view(shard.shape)) for shard, start in zip(shards, starts, strict=True)]
