@@ -1,5 +1,7 @@
 """Every batched form gives what the form for one tensor gives: the same positions, bytes, values and errors."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -95,6 +97,14 @@ def test_values(codec, dtype, special):
             assert same_bits(array, used.decode(Reader(part), nnz, np.dtype(dtype)))
 
 
+def failure(work: Callable[[], object]) -> tuple[type, str] | None:
+    try:
+        work()
+    except FormatError as error:
+        return type(error), str(error)
+    return None
+
+
 @pytest.mark.parametrize("index", ["rice", "delta", "raw"])
 def test_an_error_is_that_of_the_tensor_alone_and_names_it(index):
     codec, names = dr.parse(f"topr:0.1/{index}/qsgd"), list("abc")
@@ -104,12 +114,11 @@ def test_an_error_is_that_of_the_tensor_alone_and_names_it(index):
         for change in (lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b"\xff" * len(raw)):
             broken = list(records)
             broken[1] = type(records[1])(**vars(records[1]) | {part: change(bytes(getattr(records[1], part)))})
-            try:
-                restore(broken[1])
-            except FormatError as error:
-                with pytest.raises(type(error)) as raised:
-                    decode_batch(broken, [Space] * 3, names)
-                assert str(raised.value) == f"b: {error}"
+            alone, together = (
+                failure(lambda broken=broken: restore(broken[1])),
+                failure(lambda broken=broken: decode_batch(broken, [Space] * 3, names)),
+            )
+            assert together == (alone and (alone[0], f"b: {alone[1]}"))
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
@@ -121,4 +130,6 @@ def test_a_hint_changes_nothing_that_is_selected(dtype):
             array[rng.integers(0, array.size, 2000)] = np.nan
         bits = array.view(f"u{dtype.itemsize}")
         for count in (1, 300):
-            assert np.array_equal(top_hinted(bits, dtype, count, hint), top(bits, dtype, count))
+            positions, found = top_hinted(bits, dtype, count, hint)
+            assert np.array_equal(positions, top(bits, dtype, count))
+            assert np.array_equal(found, bits[positions])
