@@ -84,13 +84,9 @@ _NOTHING = np.empty(0)
 
 
 class DenseSource(Source):
-    """A numpy array. It is read, never written; made contiguous only if it is not.
+    """A numpy array. It is read, never written; made contiguous only if it is not."""
 
-    With a `hint` from the step before, `top` takes one pass in place of two; what is selected does not depend on it.
-    """
-
-    def __init__(self, array: Values, hint: kernels.selection.Hint | None = None) -> None:
-        self.hint = hint
+    def __init__(self, array: Values) -> None:
         self._gathered: tuple[Support | None, Values] = None, _NOTHING  # what `top` saw of the elements that it selected
         self.space = Space(array.shape)
         self.dtype = float_dtype(array.dtype)
@@ -106,9 +102,7 @@ class DenseSource(Source):
     def top(self, count: int) -> Support:
         if count >= self.space.numel:
             return self.all()
-        if self.hint is None or self.space.numel < kernels.selection.SMALL:
-            return self._selected(kernels.selection.top(self._bits, self.dtype, count))
-        positions, found = kernels.selection.top_hinted(self._bits, self.dtype, count, self.hint)
+        positions, found = kernels.selection.top_found(self._bits, self.dtype, count)
         self._gathered = self._selected(positions), found.view(self.dtype)
         return self._gathered[0]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from ..source import DenseSource, Source, Space, SparseSource
 from ..tensor import Shape, SparseTensor, Support, as_support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
-
-if TYPE_CHECKING:
-    from ..kernels.selection import Hint
 
 LITERAL = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
@@ -115,10 +112,10 @@ class Encoded:
         return _decoded(self.records, self.items, rank)
 
 
-def source_of(content: Array | SparseTensor, hint: Hint | None = None) -> Source:
+def source_of(content: Array | SparseTensor) -> Source:
     """Return a tensor as the pipeline reads it."""
     if type(content) is np.ndarray:
-        return DenseSource(content, hint)
+        return DenseSource(content)
     return SparseSource(content) if isinstance(content, SparseTensor) else arrays_of(content).source(content)
 
 

@@ -16,7 +16,6 @@ from math import prod
 from time import perf_counter
 from typing import Any, Literal
 
-from .. import kernels
 from ..pipeline import DeepReduce, raise_named
 from ..sparsify.nonzero import NonZero
 from ..tensor import Shape, SparseTensor
@@ -64,15 +63,6 @@ class Memory:
     owned: ResidualMemory | None
     numels: dict[str, int] = field(default_factory=dict)
     """The sizes of the tensors of which ranges are owned, by name."""
-    hints: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Where the largest elements of each tensor were in the step before: what is selected does not depend on it."""
-
-    def hint(self, name: str) -> Any:
-        """Return the hint for a tensor, which selecting from it updates."""
-        found = self.hints.get(name)
-        if found is None:
-            found = self.hints[name] = kernels.selection.Hint()
-        return found
 
     @property
     def is_empty(self) -> bool:
@@ -150,7 +140,7 @@ class Reducer:
             groups, tensors = self._groups(contents), []
             for group in groups:
                 name = bucket.names[group[0]] if len(group) == 1 else _joint_name([bucket.names[index] for index in group])
-                tensors.append(self._item(name, bucket, group, contents, all(map(idle.__getitem__, group)), memory))
+                tensors.append(self._item(name, bucket, group, contents, all(map(idle.__getitem__, group))))
         except Exception as error:
             raise_named(error, name)
         seed = StepSeed(self.seed, bucket.step, rank)
@@ -168,13 +158,13 @@ class Reducer:
             groups.setdefault(str(content.dtype) if together else index, []).append(index)
         return list(groups.values())
 
-    def _item(self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool, memory: Memory) -> Item:
+    def _item(self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool) -> Item:
         content, gradient = contents[group[0]], bucket.gradients[group[0]]
         if len(group) > 1:
             arrays = arrays_of(content)
             content = arrays.concatenate([contents[index] for index in group])
             gradient = arrays.concatenate([bucket.gradients[index] for index in group])
-        source = source_of(content, memory.hint(name))
+        source = source_of(content)
         codec = policy_at(self.policy, bucket.step).codec_for(name, source)
         if not idle and codec.sparsifier.lossless:
             touched = _touched(content, codec, gradient)
