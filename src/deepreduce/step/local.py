@@ -23,7 +23,7 @@ from ..source import Source
 from .arrays import Array, arrays_of
 from .checkpoint import Checkpoint
 from .frame import Exchange, PeerFailure, open_frames, seal
-from .policy import Policy, StepPolicy, policy_at
+from .policy import ByStep, Policy, policy_at
 from .reducer import Bucket, Memory, Reducer
 from .residual import Gradient
 from .stats import StepStats
@@ -44,7 +44,7 @@ class ExceptDense:
     ['topr:0.01/raw/raw', 'none/all/raw']
     """
 
-    policy: Policy | StepPolicy
+    policy: Policy | ByStep
     names: frozenset[str] = field(repr=False)
 
     def at(self, step: int) -> ExceptDense:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil
 from time import perf_counter
@@ -42,11 +42,11 @@ class Trip:
     watch: Stopwatch
     divisor: int
 
-    def all_gather(self, payload: Payload, phase: str = "gather") -> list[memoryview]:
+    def all_gather(self, payload: Payload) -> list[memoryview]:
         """Return the messages of all ranks."""
-        exchange = self.exchange.phase(phase)
-        with self.watch("exchange"):
-            frames = self.transport.all_gather(seal(payload, exchange), exchange)
+        start, exchange = perf_counter(), self.exchange
+        frames = self.transport.all_gather(seal(payload, exchange), exchange)
+        self.watch.add("exchange", start)
         return self._opened(payload, frames, exchange)
 
     def gather(self, payload: Payload) -> list[memoryview] | None:
@@ -88,7 +88,7 @@ class Delivery:
     parts: Sequence[Sequence[SparseTensor]]
     divisor: int
     is_finite: bool
-    settle: Callable[[], None] = field(default=lambda: None)
+    settle: Callable[[], None] | None = None
 
 
 class Topology(ABC):
@@ -153,7 +153,7 @@ class Server(Topology):
         blob = trip.broadcast(owner.blob if isinstance(owner, Owner) else owner)
         with trip.watch("decode"):
             sent, means = messages[0].decoded(trip.transport.rank), items.decode(blob, tensors, ROOT)
-        settle = (lambda: owner.settle(means)) if isinstance(owner, Owner) else (lambda: None)
+        settle = (lambda: owner.settle(means)) if isinstance(owner, Owner) else None
         return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), settle)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
@@ -202,7 +202,7 @@ class Sharded(Topology):
             own = [message.decoded(rank) for message in messages]
             parts = [items.decode(blob, message.items, sender) for sender, (blob, message) in enumerate(zip(blobs, messages, strict=True))]
             sent, means = _joined(own, tensors), _joined(parts, tensors)
-        settle = (lambda: owner.settle(parts[rank])) if isinstance(owner, Owner) else (lambda: None)
+        settle = (lambda: owner.settle(parts[rank])) if isinstance(owner, Owner) else None
         return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), settle)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
@@ -240,8 +240,8 @@ def _cut(tensor: Item, seed: StepSeed, size: int) -> list[Item]:
 def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
     shape = sums.range_shape(tensor.shape, low, high)
     if isinstance(tensor.content, SparseTensor):
-        return replace(tensor, content=sums.between(tensor.content, low, high, shape), selected=selected, given=None)
-    return replace(tensor, content=tensor.arrays.between(tensor.content, low, high, shape), selected=selected, given=None)
+        return tensor.holding(sums.between(tensor.content, low, high, shape), selected)
+    return tensor.holding(tensor.arrays.between(tensor.content, low, high, shape), selected)
 
 
 def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
@@ -291,7 +291,7 @@ def _outgoing(tensor: Item, mean: Gradient, parts: Sequence[SparseTensor], most:
         content: Gradient = SparseTensor.trusted(mean.support, arrays_of(mean.values).narrow(mean.values, tensor.dtype), mean.shape)
     else:
         content = tensor.arrays.narrow(mean, tensor.dtype)
-    outgoing = replace(tensor, content=content, idle=False, given=None)
+    outgoing = Item(tensor.name, content, tensor.codec, items.source_of(content))
     return replace(outgoing, selected=_selected(outgoing, parts, most))
 
 
