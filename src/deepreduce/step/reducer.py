@@ -30,8 +30,9 @@ from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
 from .stats import StepStats
 from .stopwatch import Stopwatch
-from .topology import Delivery, Topology, Trip
+from .topology import Topology
 from .transport import Transport
+from .trip import Delivery, Trip
 
 
 @dataclass(frozen=True, eq=False)
