@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import sampled
 from .jit import kernel
 
 Positions = NDArray[np.int64]
@@ -22,8 +23,6 @@ MAGNITUDE = {n: 2 ** (8 * n - 1) - 1 for n in (2, 4, 8)}
 _BIN_BITS = 15
 SMALL = 1 << 15
 """Below this, the table of bins costs more than the elements."""
-_STRIDE = 1024
-_ROOM = 3  # candidates for each element wanted
 
 
 @lru_cache
@@ -135,6 +134,15 @@ def top(bits: Bits, dtype: np.dtype[Any], count: int) -> Positions:
     return _top_of(bits, mask, candidates, count)
 
 
+def top_found(bits: Bits, dtype: np.dtype[Any], count: int) -> tuple[Positions, Bits]:
+    """`top`, mostly in one pass, and the bits at these positions."""
+    selected = sampled.largest(bits, *_masks(dtype), count) if bits.size >= SMALL else None
+    if selected is None:
+        positions = top(bits, dtype, count)
+        selected = positions, bits[positions]
+    return selected
+
+
 def _top_of(bits: Bits, mask: int, candidates: Positions, count: int) -> Positions:
     if candidates.size <= count:
         return candidates
@@ -215,90 +223,3 @@ def _top_ragged(bits: Bits, mask: int, infinity: int, bounds: Positions, counts:
 def top_ragged(bits: Bits, dtype: np.dtype[Any], bounds: Positions, counts: Positions) -> tuple[Positions, Positions]:
     """`top` inside each of the ranges bounds[t] to bounds[t + 1], with a count for each: positions inside their range, and new bounds."""
     return _top_ragged(bits, *_masks(dtype), bounds, counts)
-
-
-@kernel
-def _compact_at_most(bits: Bits, mask: int, least: int, room: int) -> tuple[Positions, int]:
-    """As `_compact`, without a count: the positions, and how many they are. More than `room`: there were too many, and they are not all."""
-    out = np.empty(room + _STRIDE + 1, np.int64)
-    n = 0
-    for start in range(0, bits.size, _STRIDE):
-        if n > room:
-            break
-        for i in range(start, min(start + _STRIDE, bits.size)):
-            out[n] = i
-            n += (bits[i] & mask) >= least
-    return out[:n], n
-
-
-class Hint:
-    """Where the largest elements of a tensor began the last time, to find them in one pass the next time: as a bit pattern.
-
-    `margin` is how far below that candidates are taken: it grows where they were too few, and shrinks where they were many.
-    """
-
-    __slots__ = ("margin", "pattern")
-
-    def __init__(self) -> None:
-        self.pattern, self.margin = 0, 0.1
-
-    def guess(self, dtype: np.dtype[Any]) -> int:
-        """Return the pattern from which on elements are candidates."""
-        octave = _infinity(dtype) & -_infinity(dtype)  # from one power of two to the next
-        return max(1, self.pattern - int(self.margin * octave))
-
-    def learn(self, least: int, candidates: int, count: int) -> None:
-        """Take note of the least selected pattern, and of how many candidates there were."""
-        self.pattern = least
-        if candidates < 1.15 * count:
-            self.margin = min(2 * self.margin, 1.0)
-        elif candidates > 2 * count:
-            self.margin = max(self.margin / 2, 1e-4)
-
-
-def top_hinted(bits: Bits, dtype: np.dtype[Any], count: int, hint: Hint) -> Positions:
-    """`top` in one pass where the hint is good. What is selected does not depend on it: it only says where to look first.
-
-    All elements from a guess on are candidates, and they are used if they are enough; otherwise it takes the two passes of `top`.
-    """
-    (mask, infinity), room = _masks(dtype), _ROOM * count
-    candidates, found = _NONE, 0
-    if hint.pattern:
-        candidates, found = _compact_at_most(bits, mask, bits.dtype.type(hint.guess(dtype)), room)
-    positions = _top_among(bits, mask, infinity, candidates, count) if count <= found <= room else top(bits, dtype, count)
-    hint.learn(int(_least(bits, mask, positions)), found, count)
-    return positions
-
-
-@kernel
-def _top_among(bits: Bits, mask: int, infinity: int, candidates: Positions, count: int) -> Positions:
-    """The `count` largest of the candidates, ties by position, and every one that is not finite."""
-    keys = bits[candidates] & mask
-    not_finite = 0
-    for key in keys:
-        not_finite += key >= infinity
-    wanted = min(max(count, not_finite), keys.size)
-    least = np.partition(keys, keys.size - wanted)[keys.size - wanted]
-    ties = wanted
-    for key in keys:
-        ties -= key > least
-    out = np.empty(wanted, np.int64)
-    n = 0
-    for i in range(keys.size):
-        tied = keys[i] == least and ties > 0
-        ties -= tied
-        if keys[i] > least or tied:
-            out[n] = candidates[i]
-            n += 1
-    return out
-
-
-_NONE = np.empty(0, np.int64)
-
-
-@kernel
-def _least(bits: Bits, mask: int, positions: Positions) -> int:
-    least = mask
-    for position in positions:
-        least = min(least, bits[position] & mask)
-    return least

@@ -66,8 +66,8 @@ class DeepReduceState:
     - `memory`: ``"residual"`` for error feedback, ``"none"``, or a `ResidualMemory` with decay and momentum.
     - `small_tensor_numel`: smaller tensors travel as they are. (An object with `codec_for` decides that itself.)
     - `per`: where top-r is taken, in each ``"parameter"`` or over a whole ``"bucket"``.
-    - `recipe`: ``"sgd"`` sets what was measured to be best for SGD: a density that falls to 1% over 500 steps, and momentum correction, so
-      that the optimizer itself has no momentum. `spec` and `memory` may still be given.
+    - `recipe`: ``"sgd"`` is Deep Gradient Compression: a density that falls to 1% over 500 steps, and momentum correction, so that the
+      optimizer itself has no momentum. `spec` and `memory` may still be given.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
     - `never_slower`: time steps of both kinds, now and then, and send dense gradients for as long as that is faster. What is sent then
@@ -255,10 +255,11 @@ class DeepReduceState:
     def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
         try:
             ready()
-            self.follow_scale()
+            if self.options.scaler is not None:
+                self.memory.rescale(self.options.scaler.get_scale())
+            return self.reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
         except Exception as error:
             return error
-        return self.reducer.attempt(bucket, self.memory, transport, watch)
 
     def _deliver(
         self, bucket: Bucket, gradients: Sequence[torch.Tensor], transport: Transport, watch: Stopwatch, prepared: Prepared | Exception
@@ -271,9 +272,11 @@ class DeepReduceState:
             if prepared is not error:
                 transport.close()  # here alone: the others must not wait
             raise
-        start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery)
-        for gradient, seen, parts in zip(gradients, bucket.gradients, means, strict=True):
-            write_mean(gradient, seen, parts, delivery.divisor)
+        start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery.parts)
+        small = set(self.reducer.write_small(bucket, prepared, means, delivery.divisor))
+        for index, (gradient, seen, parts) in enumerate(zip(gradients, bucket.gradients, means, strict=True)):
+            if index not in small:
+                write_mean(gradient, seen, parts, delivery.divisor)
         watch.add("decode", start)
         cost.decode_seconds = watch.seconds["decode"]
         self._stats.add(cost, bucket.last)
