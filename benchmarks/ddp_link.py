@@ -1,7 +1,7 @@
 """Seconds a training step over a real 100 Mbit/s link, and the bytes that the network interface counts.
 
 Every rank of a DDP training runs in a network namespace of its own on a shaped link (`deepreduce.lab.train.links`), so every byte between
-them crosses it. Needs root and iproute2. The namespaces are removed afterwards, even if a run fails.
+them crosses it. Needs Linux and iproute2; no root where users may make namespaces.
 
     python benchmarks/ddp_link.py                          # all rows: over the link, and over an unshaped one for the overhead
     python benchmarks/ddp_link.py --spec topr:0.01/rice/qsgd --topology sharded
@@ -64,8 +64,9 @@ def run(hosts: list[Host], job: dict[str, object], timeout: float = 300) -> list
 
 
 def sent_by_interface() -> int:
-    interface = os.environ["GLOO_SOCKET_IFNAME"]
-    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
+    lines = (line.split(":") for line in Path("/proc/net/dev").read_text().splitlines() if ":" in line)
+    counters = {name.strip(): numbers.split() for name, numbers in lines}
+    return int(counters[os.environ["GLOO_SOCKET_IFNAME"]][8])
 
 
 def train(job: dict[str, object]) -> dict[str, float]:
