@@ -5,7 +5,8 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.errors import FormatError
-from deepreduce.kernels.selection import SMALL, Hint, top, top_hinted
+from deepreduce.kernels import sampled
+from deepreduce.kernels.selection import SMALL, top, top_found
 from deepreduce.pipeline import decode_batch, encode_batch, restore
 from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, VALUE_STAGE
@@ -119,13 +120,44 @@ def refusal(decode):
     return None
 
 
+def in_rows(rng, size):
+    """A gradient of which a few rows are much larger than the others."""
+    rows = rng.standard_normal((size // 64, 64)) * np.exp(rng.standard_normal((size // 64, 1)))
+    return rows.reshape(-1)
+
+
+def mostly_zero(rng, size):
+    """A gradient of an embedding."""
+    return rng.standard_normal(size) * (rng.random(size) < 0.004)
+
+
+def one_size(rng, size):
+    """Everything ties."""
+    return np.where(rng.random(size) < 0.5, 1.0, -1.0)
+
+
+def broken(rng, size):
+    """Many elements are not finite."""
+    dense = rng.standard_normal(size)
+    dense[rng.integers(0, size, 2000)] = np.nan
+    dense[rng.integers(0, size, 20)] = -np.inf
+    return dense
+
+
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
-def test_a_hint_changes_nothing_that_is_selected(dtype):
-    rng, hint, dtype = np.random.default_rng(0), Hint(), np.dtype(dtype)
-    for step in range(12):
-        array = (rng.standard_normal(2 * SMALL) * 10.0 ** rng.integers(-2, 3)).astype(dtype)
-        if step == 7:
-            array[rng.integers(0, array.size, 2000)] = np.nan
+@pytest.mark.parametrize("made", [np.random.Generator.standard_normal, in_rows, mostly_zero, one_size, broken])
+def test_a_sample_changes_nothing_that_is_selected(dtype, made):
+    rng = np.random.default_rng(0)
+    for size in (SMALL, 4 * SMALL, 4 * SMALL + 13):
+        array = made(rng, size // 64 * 64).astype(dtype)
         bits = array.view(f"u{dtype.itemsize}")
-        for count in (1, 300):
-            assert np.array_equal(top_hinted(bits, dtype, count, hint), top(bits, dtype, count))
+        for count in (1, 2, 300, size // 100, size // 8, size // 2):
+            positions, found = top_found(bits, dtype, count)
+            assert np.array_equal(positions, top(bits, dtype, count))
+            assert np.array_equal(found, bits[positions])
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_the_sample_is_enough_for_an_ordinary_gradient(count):
+    bits = np.random.default_rng(1).standard_normal(4 * SMALL, np.float32).view(np.uint32)
+    assert sampled.largest(bits, np.uint32(2**31 - 1), np.uint32(0x7F800000), count) is not None

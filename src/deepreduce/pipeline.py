@@ -19,6 +19,7 @@ import numpy as np
 from . import message, registry, reorder, specs
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, DeepReduceError, FormatError, InputError
+from .indices.all import All
 from .layouts import codecs_of, layout_of
 from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Layout, Record
 from .parameters import shown
@@ -59,6 +60,11 @@ class DeepReduce:
     def stages(self) -> specs.Codecs:
         """The three codecs, in the order of the walk."""
         return self.sparsifier, self.index, self.value
+
+    @cached_property
+    def sends_nonfinite(self) -> bool:
+        """Whether every NaN and infinity of a gradient is always among what the reader sees."""
+        return self.sparsifier.selects_nonfinite and (self.index.lossless or isinstance(self.index, All))
 
     def __str__(self) -> str:
         """The spec: ``parse(str(codec)) == codec``."""
@@ -285,7 +291,8 @@ def encode_batch(
         groups.setdefault((id(codec), source.dtype, support is None), []).append(number)
     records: dict[int, Record] = {}
     for group in groups.values():
-        codec, known = codecs[group[0]], [support for i in group if (support := selected[i]) is not None] or None
+        codec = codecs[group[0]]
+        known: list[Any] | None = None if selected[group[0]] is None else list(map(selected.__getitem__, group))
         try:
             made = codec.records(list(map(sources.__getitem__, group)), list(map(seeds.__getitem__, group)), known)
             records.update(zip(group, made, strict=True))

@@ -29,7 +29,7 @@ def varint(number: int) -> bytes:
     >>> varint(300).hex()
     'ac02'
     """
-    return varints((number,))
+    return bytes((number,)) if number < 0x80 else varints((number,))
 
 
 def varints(numbers: Iterable[int]) -> bytes:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -21,7 +19,6 @@ from .errors import InputError
 from .tensor import Positions, Shape, SparseTensor, Support, Values, float_dtype
 
 
-@dataclass(frozen=True)
 class Space:
     """The positions of a tensor of this shape, flat and row-major.
 
@@ -29,12 +26,9 @@ class Space:
     576
     """
 
-    shape: Shape
-
-    @cached_property
-    def numel(self) -> int:
-        """Number of positions."""
-        return prod(self.shape)
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.numel = prod(shape)
 
     def members(self, packed: NDArray[np.uint8], hashes: int, salt: int, at_most: int) -> Positions:
         """The first `at_most` positions that a Bloom filter holds, increasing, on the host; `kernels.bloom` defines the hash."""
@@ -84,13 +78,9 @@ _NOTHING = np.empty(0)
 
 
 class DenseSource(Source):
-    """A numpy array. It is read, never written; made contiguous only if it is not.
+    """A numpy array. It is read, never written; made contiguous only if it is not."""
 
-    With a `hint` from the step before, `top` takes one pass in place of two; what is selected does not depend on it.
-    """
-
-    def __init__(self, array: Values, hint: kernels.selection.Hint | None = None) -> None:
-        self.hint = hint
+    def __init__(self, array: Values) -> None:
         self._gathered: tuple[Support | None, Values] = None, _NOTHING  # what `top` saw of the elements that it selected
         self.space = Space(array.shape)
         self.dtype = float_dtype(array.dtype)
@@ -106,11 +96,10 @@ class DenseSource(Source):
     def top(self, count: int) -> Support:
         if count >= self.space.numel:
             return self.all()
-        if self.hint is None or self.space.numel < kernels.selection.SMALL:
-            return self._selected(kernels.selection.top(self._bits, self.dtype, count))
-        positions, found = kernels.selection.top_hinted(self._bits, self.dtype, count, self.hint)
-        self._gathered = self._selected(positions), found.view(self.dtype)
-        return self._gathered[0]
+        positions, found = kernels.selection.top_found(self._bits, self.dtype, count)
+        selected = Support.trusted(positions, self.space.numel)
+        self._gathered = selected, found.view(self.dtype)
+        return selected
 
     def above(self, threshold: float) -> Support:
         return self._selected(kernels.selection.above(self._bits, self.dtype, threshold))
@@ -128,7 +117,7 @@ class DenseSource(Source):
         return self._flat if self._flat.flags.writeable else self._flat.copy()
 
     def _selected(self, positions: Positions) -> Support:
-        return Support.trusted(positions, self.numel)
+        return Support.trusted(positions, self.space.numel)
 
 
 class SparseSource(Source):
@@ -188,6 +177,8 @@ def as_source(gradient: object) -> Source:
 
 def top_batch(sources: Sequence[Source], counts: Sequence[int]) -> list[Support]:
     """`top` of many gradients: small ones are selected from in one call."""
+    if len(sources) == 1:
+        return [sources[0].top(counts[0])]
     supports = [None if _is_small(source) else source.top(count) for source, count in zip(sources, counts, strict=True)]
     for dtype in {source.dtype for source, support in zip(sources, supports, strict=True) if support is None}:
         group = [index for index, support in enumerate(supports) if support is None and sources[index].dtype == dtype]

@@ -74,12 +74,8 @@ class Support:
         array = _int64(positions)
         if not _increases(array):
             raise InputError("indices must increase and be unique (SparseTensor.from_unsorted sorts them)")
-        self._keep(_in_range(array, numel), numel)
-
-    def _keep(self, positions: Positions | None, numel: int) -> None:
-        self.numel = numel
-        self.nnz = numel if positions is None else positions.size
-        self._positions = None if self.nnz == numel else positions  # increasing and in range, so many are all
+        self.numel, self.nnz = numel, array.size
+        self._positions = None if array.size == numel else _in_range(array, numel)
 
     @classmethod
     def all(cls, numel: int) -> Support:
@@ -94,8 +90,10 @@ class Support:
     @classmethod
     def trusted(cls, positions: Positions | None, numel: int) -> Support:
         """A support of positions that are known to be int64, increasing and in range, as selections are: nothing is looked at."""
-        support = cls.__new__(cls)
-        support._keep(positions, numel)
+        support = object.__new__(cls)
+        support.numel = numel
+        support.nnz = nnz = numel if positions is None else positions.size
+        support._positions = None if nnz == numel else positions  # increasing and in range, so many are all
         return support
 
     @classmethod
@@ -173,18 +171,13 @@ class SparseTensor:
         shape_of_indices = (indices.nnz,) if isinstance(indices, Support) else np.shape(indices)
         if len(shape_of_indices) != 1 or values.shape != shape_of_indices:
             raise InputError(f"need as many indices as values, got {shape_of_indices} and {values.shape}")
-        self._keep(as_support(indices, prod(shape)), native, shape)
-
-    def _keep(self, support: Support, values: Values, shape: Shape) -> None:
-        object.__setattr__(self, "support", support)
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "shape", shape)
+        vars(self).update(support=as_support(indices, prod(shape)), values=native, shape=shape)
 
     @classmethod
     def trusted(cls, support: Support, values: Values, shape: Shape) -> SparseTensor:
         """A tensor of parts that are known to fit each other: nothing is looked at."""
-        tensor = cls.__new__(cls)
-        tensor._keep(support, values, shape)
+        tensor = object.__new__(cls)
+        vars(tensor).update(support=support, values=values, shape=shape)
         return tensor
 
     @classmethod

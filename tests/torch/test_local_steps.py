@@ -50,7 +50,7 @@ def trained(rank, ways, steps):
         optimizer = adamw(model)
         with LocalSteps(model, optimizer, spec, every, outer, topology=topology, small_tensor_numel=16) as local:
             train(rank, model, optimizer, steps)
-            found.append((flat(model), local.meetings, local.stats().sent_bytes))
+            found.append((flat(model), local.syncs, local.stats().sent_bytes))
     return found
 
 
@@ -69,8 +69,8 @@ def test_all_ranks_hold_the_same_bits_after_a_meeting():
     results = run_ranks(trained, 3, WAYS, steps, timeout=240)
     for (_, topology, every, _), column in zip(WAYS, zip(*results, strict=True), strict=True):
         assert same_on_all([parameters for parameters, _, _ in column]), (topology, every)
-        parameters, meetings, sent_bytes = column[0]
-        assert meetings == steps // every
+        parameters, syncs, sent_bytes = column[0]
+        assert syncs == steps // every
         assert sent_bytes > 0
         assert bool(torch.isfinite(parameters).all())
         assert not torch.equal(parameters, flat(network()))
@@ -101,19 +101,19 @@ def between_meetings(rank):
     with LocalSteps(model, optimizer, SPARSE, every=10, small_tensor_numel=16) as local:
         train(rank, model, optimizer, 5)
         apart = flat(model)
-        local.meet()
+        local.sync()
         together = flat(model)
-        local.meet()
-        return apart, together, flat(model), local.meetings
+        local.sync()
+        return apart, together, flat(model), local.syncs
 
 
 def test_ranks_meet_when_they_are_told_to():
     results = run_ranks(between_meetings, 2)
     assert not same_on_all([apart for apart, _, _, _ in results])
     assert same_on_all([together for _, together, _, _ in results])
-    for _, together, after, meetings in results:
+    for _, together, after, syncs in results:
         assert torch.equal(together, after)
-        assert meetings == 1
+        assert syncs == 1
 
 
 def losses_of_adam(rank):
@@ -272,7 +272,7 @@ def test_steps_that_a_scaler_skips_count():
         scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert local.meetings == 3
+    assert local.syncs == 3
     local.close()
     assert "step" not in vars(scaler)
 
@@ -305,7 +305,7 @@ def interrupted_and_not(rank, topology):
     for part, state in zip((again, again_optimizer, again_local), states.values(), strict=True):
         part.load_state_dict(state)
     train(rank, again, again_optimizer, 10, start=10)
-    return flat(model), flat(again), local.meetings, again_local.meetings
+    return flat(model), flat(again), local.syncs, again_local.syncs
 
 
 def interrupted_in_all_topologies(rank):
@@ -314,9 +314,9 @@ def interrupted_in_all_topologies(rank):
 
 def test_resuming_between_meetings_gives_the_same_bits():
     for results in zip(*run_ranks(interrupted_in_all_topologies, 2, timeout=120), strict=True):
-        for straight, resumed, *meetings in results:
+        for straight, resumed, *syncs in results:
             assert torch.equal(straight, resumed)
-            assert meetings == [5, 5]
+            assert syncs == [5, 5]
         assert same_on_all([straight for straight, *_ in results])
 
 
@@ -347,7 +347,7 @@ def killed(rank, every):
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     train(rank, model, optimizer, every, start=2 * every)
-    return local.meetings
+    return local.syncs
 
 
 def test_a_killed_rank_makes_the_others_raise():

@@ -37,14 +37,13 @@ def peak(values: NDArray[Any]) -> float:
 
 @kernel
 def encode(
-    values: NDArray[Any], bounds: Positions, group: int, euclidean: bool, width_bits: int, seeds: NDArray[np.uint64]
-) -> tuple[Words, Positions]:
-    """The sections of tensors whose values lie between two bounds each, and where each section ends, in bytes.
+    values: NDArray[Any], bounds: Positions, group: int, euclidean: bool, width_bits: int, seeds: NDArray[np.uint64], ends: Positions
+) -> Words:
+    """The sections of tensors whose values lie between two bounds each; where each section ends, in bytes, is written to `ends`.
 
     A section holds the norm of each `group` values as a float32, then all signs and levels.
     """
     count = bounds.size - 1
-    ends = np.zeros(count, np.int64)
     end = groups = 0
     for t in range(count):
         size = bounds[t + 1] - bounds[t]
@@ -82,7 +81,7 @@ def encode(
                 code_at += width_bits
             g += 1
         at = ends[t]
-    return words, ends
+    return words
 
 
 @kernel

@@ -70,13 +70,13 @@ def _write(gaps: Numbers, shift: int, parameters: Parameters, low_bits: int, wor
 
 
 @kernel
-def encode(positions: Positions, bounds: Positions) -> tuple[Words, Positions]:
-    """The sections of tensors whose positions lie between two bounds each, and where each section ends, in bytes.
+def encode(positions: Positions, bounds: Positions, ends: Positions) -> Words:
+    """The sections of tensors whose positions lie between two bounds each; where each section ends, in bytes, is written to `ends`.
 
     A tensor without positions has an empty section.
     """
     count = bounds.size - 1
-    ends, shifts, lows = np.zeros(count, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64)
+    shifts, lows = np.zeros(count, np.int64), np.zeros(count, np.int64)
     tables = np.zeros(count + 1, np.int64)
     parameters = np.empty(positions.size + count, np.uint8)
     end = 0
@@ -97,7 +97,7 @@ def encode(positions: Positions, bounds: Positions) -> tuple[Words, Positions]:
             gaps = between(positions[bounds[t] : bounds[t + 1]])
             _write(gaps, shifts[t], parameters[tables[t] : tables[t + 1]], lows[t], words, 8 * start)
         start = ends[t]
-    return words, ends
+    return words
 
 
 @kernel

@@ -36,3 +36,45 @@ def plus_scaled(array: Dense, term: Dense, factor: Any, largest: Any, out: Dense
         out[i] = total
         beyond += not (abs(total) <= largest)
     return beyond
+
+
+@kernel
+def add_ragged(dense: Dense, bounds: Positions, positions: Positions, ends: Positions, values: Dense, divisor: Any) -> None:
+    """Add the values of many tensors, divided by a number, to their ranges of an array.
+
+    Tensor t has the values from ends[t] to ends[t + 1]. Where these are as many as its range is long there are no positions for them.
+    """
+    at = 0
+    for t in range(bounds.size - 1):
+        low, first, nnz = bounds[t], ends[t], ends[t + 1] - ends[t]
+        if nnz == bounds[t + 1] - low:
+            for i in range(nnz):
+                dense[low + i] += values[first + i] / divisor
+        else:
+            for i in range(nnz):
+                dense[low + positions[at + i]] += values[first + i] / divisor
+            at += nnz
+
+
+@kernel
+def compensate_ragged(
+    gradients: Dense, residuals: Dense, bounds: Positions, factor: Any, largest: Any, out: Dense, idle: NDArray[np.bool_]
+) -> int:
+    """Write gradient + factor * residual to `out`, range by range, and the residual alone where the gradient is zero: that one is idle.
+
+    Returns how many of the sums are not finite.
+    """
+    beyond = 0
+    for t in range(bounds.size - 1):
+        touched = False
+        for i in range(bounds[t], bounds[t + 1]):
+            touched |= gradients[i] != 0
+        idle[t] = not touched
+        if touched:
+            for i in range(bounds[t], bounds[t + 1]):
+                total = gradients[i] + factor * residuals[i]
+                out[i] = total
+                beyond += not (abs(total) <= largest)
+        else:
+            out[bounds[t] : bounds[t + 1]] = residuals[bounds[t] : bounds[t + 1]]
+    return beyond

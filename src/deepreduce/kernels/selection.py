@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import sampled
 from .jit import kernel
 
 Positions = NDArray[np.int64]
@@ -22,8 +23,6 @@ MAGNITUDE = {n: 2 ** (8 * n - 1) - 1 for n in (2, 4, 8)}
 _BIN_BITS = 15
 SMALL = 1 << 15
 """Below this, the table of bins costs more than the elements."""
-_STRIDE = 16
-_ROOM = 2  # candidates for each element wanted
 
 
 @lru_cache
@@ -135,6 +134,15 @@ def top(bits: Bits, dtype: np.dtype[Any], count: int) -> Positions:
     return _top_of(bits, mask, candidates, count)
 
 
+def top_found(bits: Bits, dtype: np.dtype[Any], count: int) -> tuple[Positions, Bits]:
+    """`top`, mostly in one pass, and the bits at these positions."""
+    selected = sampled.largest(bits, *_masks(dtype), count) if bits.size >= SMALL else None
+    if selected is None:
+        positions = top(bits, dtype, count)
+        selected = positions, bits[positions]
+    return selected
+
+
 def _top_of(bits: Bits, mask: int, candidates: Positions, count: int) -> Positions:
     if candidates.size <= count:
         return candidates
@@ -215,101 +223,3 @@ def _top_ragged(bits: Bits, mask: int, infinity: int, bounds: Positions, counts:
 def top_ragged(bits: Bits, dtype: np.dtype[Any], bounds: Positions, counts: Positions) -> tuple[Positions, Positions]:
     """`top` inside each of the ranges bounds[t] to bounds[t + 1], with a count for each: positions inside their range, and new bounds."""
     return _top_ragged(bits, *_masks(dtype), bounds, counts)
-
-
-@kernel
-def _candidates(bits: Bits, mask: int, least: int, room: int, positions: Positions, found: Bits) -> int:
-    """Write the positions from `least` on, and what is there, to arrays with room for `room` and a spare one; return how many they are.
-
-    More than `room`: there are too many, and they were not all written.
-    """
-    n = 0
-    full = bits.size // _STRIDE * _STRIDE
-    for start in range(0, full, _STRIDE):
-        count = 0
-        for i in range(start, start + _STRIDE):
-            count += (bits[i] & mask) >= least
-        if count:  # of so few, mostly there is none, and that is seen in two steps
-            if n + count > room:
-                return n + count
-            for i in range(start, start + _STRIDE):
-                positions[n] = i
-                found[n] = bits[i]
-                n += (bits[i] & mask) >= least
-    for i in range(full, bits.size):
-        if n > room:
-            return n
-        positions[n] = i
-        found[n] = bits[i]
-        n += (bits[i] & mask) >= least
-    return n
-
-
-class Hint:
-    """Where the largest elements of a tensor began the last time, to find them in one pass the next time: as a bit pattern.
-
-    `margin` is how far below that candidates are taken: it grows where they were too few, and shrinks where they were many.
-    """
-
-    __slots__ = ("margin", "pattern")
-
-    def __init__(self) -> None:
-        self.pattern, self.margin = 0, 0.1
-
-    def guess(self, dtype: np.dtype[Any]) -> int:
-        """Return the pattern from which on elements are candidates."""
-        octave = _infinity(dtype) & -_infinity(dtype)  # from one power of two to the next
-        return max(1, self.pattern - int(self.margin * octave))
-
-    def learn(self, least: int, candidates: int, count: int) -> None:
-        """Take note of the least selected pattern, and of how many candidates there were."""
-        self.pattern = least
-        if candidates < 1.1 * count:
-            self.margin = min(2 * self.margin, 1.0)
-        elif candidates > 1.5 * count:
-            self.margin = max(self.margin / 1.5, 1e-4)
-
-
-def top_hinted(bits: Bits, dtype: np.dtype[Any], count: int, hint: Hint) -> tuple[Positions, Bits]:
-    """`top` in one pass where the hint is good, and the bits at these positions.
-
-    What is selected does not depend on the hint, which only says where to look first: all elements from a guess on are candidates, and they
-    are used if they are enough; otherwise it takes the two passes of `top`.
-    """
-    (mask, infinity), room = _masks(dtype), _ROOM * count
-    number = 0
-    if hint.pattern:
-        candidates, found = np.empty(room + 1, np.int64), np.empty(room + 1, bits.dtype)
-        number = _candidates(bits, mask, bits.dtype.type(hint.guess(dtype)), room, candidates, found)
-    if count <= number <= room:
-        positions, found = _largest(candidates[:number], found[:number], mask, infinity, count)
-    else:
-        positions = top(bits, dtype, count)
-        found = bits[positions]
-    hint.learn(int((found & mask).min()), number, count)
-    return positions, found
-
-
-def _largest(candidates: Positions, found: Bits, mask: int, infinity: int, count: int) -> tuple[Positions, Bits]:
-    """The `count` largest of the candidates, ties by position, and every one that is not finite."""
-    keys = found & mask
-    count = max(count, int(np.count_nonzero(keys >= infinity)))
-    if keys.size > count:
-        least = np.partition(keys, keys.size - count)[keys.size - count]
-        n = _keep_largest(candidates, found, mask, least, count - int(np.count_nonzero(keys > least)))
-        candidates, found = candidates[:n], found[:n]
-    return candidates, found
-
-
-@kernel
-def _keep_largest(candidates: Positions, found: Bits, mask: int, least: int, ties: int) -> int:
-    """Move those above `least`, and the first `ties` of those equal to it, to the front; return how many they are."""
-    n = 0
-    for i in range(candidates.size):
-        key = found[i] & mask
-        tied = (key == least) & (ties > 0)
-        ties -= tied
-        candidates[n] = candidates[i]
-        found[n] = found[i]
-        n += (key > least) | tied
-    return n

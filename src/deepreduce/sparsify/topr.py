@@ -36,4 +36,4 @@ class TopR(Sparsifier):
         return source.top(count_of(self.amount, source.numel))
 
     def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
-        return top_batch(sources, [count_of(self.amount, source.numel) for source in sources])
+        return top_batch(sources, [count_of(self.amount, source.space.numel) for source in sources])

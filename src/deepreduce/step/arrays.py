@@ -158,7 +158,7 @@ class Host(Arrays):
         return array.astype(wide_dtype(self.dtype(array)), copy=False)
 
     def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]], out: Array | None = None) -> Array:
-        if len(terms) == 1 and _is_plain(array) and _is_plain(terms[0][0]):
+        if len(terms) == 1 and _are_plain(array, terms[0][0]):
             total = np.empty_like(array) if out is None else out
             scalar, (term, factor) = array.dtype.type, terms[0]
             flats = array.reshape(-1), term.reshape(-1), scalar(factor), scalar(largest_of(array.dtype)), total.reshape(-1)
@@ -187,7 +187,7 @@ class Host(Arrays):
 
     def add_(self, array: Array, part: SparseTensor, divisor: int = 1) -> None:
         flat, values, scalar = array.reshape(-1), part.values.astype(array.dtype, copy=False), array.dtype.type
-        if part.support.is_all:
+        if part.support.nnz == array.size:
             flat += values if divisor == 1 else values / scalar(divisor)
         elif array.dtype not in _PLAIN:
             flat[part.indices] += values / scalar(divisor)
@@ -196,7 +196,7 @@ class Host(Arrays):
 
     def subtract_(self, array: Array, part: SparseTensor) -> None:
         flat, values = array.reshape(-1), part.values.astype(array.dtype, copy=False)
-        if part.support.is_all:
+        if part.support.nnz == array.size:
             flat -= values
         elif array.dtype not in _PLAIN:
             flat[part.indices] -= values
@@ -213,7 +213,7 @@ class Host(Arrays):
         array[...] = self.narrow(wide, array.dtype)
 
     def fill_(self, array: Array, parts: Sequence[SparseTensor], divisor: int) -> None:
-        if array.dtype != wide_dtype(array.dtype) or not array.flags.c_contiguous:
+        if array.dtype not in _PLAIN or not array.flags.c_contiguous:
             super().fill_(array, parts, divisor)
             return
         array.fill(0)
@@ -248,9 +248,10 @@ class Host(Arrays):
         return np.asarray(held)
 
 
-def _is_plain(array: Values) -> bool:
-    """Whether a kernel can add to this array as it is."""
-    return array.dtype in _PLAIN and array.flags.c_contiguous and array.flags.writeable
+def _are_plain(array: Values, term: Values) -> bool:
+    """Whether a kernel can add these two as they are. (To a compiler, memory that cannot be written is of another type.)"""
+    one, other = array.flags, term.flags
+    return array.dtype in _PLAIN and one.c_contiguous and one.writeable and other.c_contiguous and other.writeable
 
 
 _PLAIN = frozenset((np.dtype(np.float32), np.dtype(np.float64)))

@@ -79,11 +79,16 @@ def frame_bytes(start: bytes | Buffer) -> int:
 
 def open_frames(frames: Sequence[Buffer], exchange: Exchange, rank: int, first_sender: int = 0) -> list[memoryview]:
     """Return the messages of the ranks from `first_sender` on. What is not of this exchange is refused, and a `Failure` is raised."""
-    bodies = [_opened(frame, sender, exchange, rank) for sender, frame in enumerate(frames, first_sender)]
-    for sender, (kind, body) in enumerate(bodies, first_sender):
-        if kind == _FAILURE:
-            raise PeerFailure(f"rank {sender} failed: {bytes(body).decode(errors='replace') or 'see its own error'}")
-    return [body for _, body in bodies]
+    messages = []
+    failure: PeerFailure | None = None
+    for sender, frame in enumerate(frames, first_sender):
+        kind, body = _opened(frame, sender, exchange, rank)
+        if kind == _FAILURE and failure is None:
+            failure = PeerFailure(f"rank {sender} failed: {bytes(body).decode(errors='replace') or 'see its own error'}")
+        messages.append(body)
+    if failure is not None:  # when all of them were checked
+        raise failure
+    return messages
 
 
 def _head(start: bytes | Buffer) -> tuple[int, int, int, int]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from math import prod
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from .. import message
 from ..errors import CorruptError, FormatError
-from ..indices.all import All
 from ..indices.seeded import Seeded
 from ..message import Record
 from ..pipeline import DeepReduce, decode_batch, encode_batch, parse, raise_named
@@ -20,9 +18,6 @@ from ..source import DenseSource, Source, Space, SparseSource
 from ..tensor import Shape, SparseTensor, Support, as_support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
-
-if TYPE_CHECKING:
-    from ..kernels.selection import Hint
 
 LITERAL = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
@@ -35,35 +30,34 @@ class Item:
     name: str
     content: Array | SparseTensor
     codec: DeepReduce
+    source: Source
+    """The content as the pipeline reads it."""
     selected: Support | None = None
     idle: bool = False
-    given: Source | None = None
-    """The content as the pipeline reads it, if it was made before."""
 
-    @cached_property
+    @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return tuple(self.content.shape)
+        return self.source.space.shape
 
-    @cached_property
+    @property
     def numel(self) -> int:
         """The number of elements of the dense tensor."""
-        return prod(self.shape)
+        return self.source.space.numel
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of the tensor, as numpy calls it."""
-        return self.content.dtype if isinstance(self.content, SparseTensor) else self.arrays.dtype(self.content)
+        return self.source.dtype
 
     @property
     def arrays(self) -> Arrays:
         """The operations for the content, which is dense."""
         return arrays_of(self.content)
 
-    @cached_property
-    def source(self) -> Source:
-        """The tensor as the pipeline reads it."""
-        return self.given or source_of(self.content)
+    def holding(self, content: Array | SparseTensor, selected: Support | None = None) -> Item:
+        """Return an item of the same name and codec for another tensor, which is not idle if it was not."""
+        return Item(self.name, content, self.codec, source_of(content), selected, self.idle)
 
     @property
     def space_of(self) -> Callable[[Shape], Space]:
@@ -72,7 +66,7 @@ class Item:
 
     def seed(self, seed: StepSeed) -> int:
         """Return the seed of this tensor; where positions follow from it, all ranks share it, so that their sum has no more."""
-        return seed.of(self.name, shared=isinstance(self.codec.index, Seeded))
+        return seed.of(self.name, shared=type(self.codec.index) is Seeded)
 
     def select(self, seed: StepSeed) -> Support:
         """Return the positions that the sparsifier selects."""
@@ -86,14 +80,9 @@ class Item:
         """
         if self.idle:
             return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape)), None
-        if not self._sends_nonfinite and (nonfinite := self._first_nonfinite()) is not None:
+        if not self.codec.sends_nonfinite and (nonfinite := self._first_nonfinite()) is not None:
             return LITERAL, SparseSource(nonfinite), None
         return self.codec, self.source, self.selected
-
-    @property
-    def _sends_nonfinite(self) -> bool:
-        """Whether every NaN and infinity is always among what the reader sees."""
-        return self.codec.sparsifier.selects_nonfinite and (self.codec.index.lossless or isinstance(self.codec.index, All))
 
     def _first_nonfinite(self) -> SparseTensor | None:
         if not isinstance(self.content, SparseTensor):
@@ -115,10 +104,10 @@ class Encoded:
         return _decoded(self.records, self.items, rank)
 
 
-def source_of(content: Array | SparseTensor, hint: Hint | None = None) -> Source:
+def source_of(content: Array | SparseTensor) -> Source:
     """Return a tensor as the pipeline reads it."""
     if type(content) is np.ndarray:
-        return DenseSource(content, hint)
+        return DenseSource(content)
     return SparseSource(content) if isinstance(content, SparseTensor) else arrays_of(content).source(content)
 
 

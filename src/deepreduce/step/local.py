@@ -1,8 +1,8 @@
-"""Local steps: every rank trains by itself, and after some steps all ranks meet and go on from the same parameters.
+"""Local steps: every rank trains by itself, and after some steps all ranks synchronize and go on from the same parameters.
 
 ::
 
-    parameters ─ train alone ─ change since the last meeting ─┐
+    parameters ─ train alone ─ change since the last sync ─┐
                                                               ├ Reducer: the mean of all changes, with error feedback
     parameters ─ the same on all ranks ─ applied to the anchor ┘
 
@@ -23,7 +23,7 @@ from ..source import Source
 from .arrays import Array, arrays_of
 from .checkpoint import Checkpoint
 from .frame import Exchange, PeerFailure, open_frames, seal
-from .policy import Policy, StepPolicy, policy_at
+from .policy import ByStep, Policy, policy_at
 from .reducer import Bucket, Memory, Reducer
 from .residual import Gradient
 from .stats import StepStats
@@ -44,7 +44,7 @@ class ExceptDense:
     ['topr:0.01/raw/raw', 'none/all/raw']
     """
 
-    policy: Policy | StepPolicy
+    policy: Policy | ByStep
     names: frozenset[str] = field(repr=False)
 
     def at(self, step: int) -> ExceptDense:
@@ -58,10 +58,10 @@ class ExceptDense:
 
 @dataclass
 class LocalTraining:
-    """The parameters of one rank between two meetings.
+    """The parameters of one rank between two syncs.
 
-    `anchors` holds every tensor as it was after the last meeting, in the dtype to add up in, the same on all ranks. A tensor without an
-    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last meeting.
+    `anchors` holds every tensor as it was after the last sync, in the dtype to add up in, the same on all ranks. A tensor without an
+    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync.
 
     >>> from deepreduce.step.policy import policy_of
     >>> from deepreduce.step.residual import ResidualMemory
@@ -74,7 +74,7 @@ class LocalTraining:
     >>> for _ in range(4):
     ...     weight -= np.float32([3, 2])
     ...     if training.is_due():
-    ...         means, _ = training.meet({"w": weight}, Alone())
+    ...         means, _ = training.sync({"w": weight}, Alone())
     ...         training.apply({"w": weight}, means)
     ...     print(weight)
     [2. 3.]
@@ -88,7 +88,7 @@ class LocalTraining:
     every: int = 1
     anchors: dict[str, Array] = field(default_factory=dict)
     steps: int = 0
-    meetings: int = 0
+    syncs: int = 0
 
     def __post_init__(self) -> None:
         self.every = natural(self.every, "every")
@@ -103,18 +103,18 @@ class LocalTraining:
         return new
 
     def is_due(self) -> bool:
-        """Count one local step and return whether the ranks meet after it."""
+        """Count one local step and return whether the ranks synchronize after it."""
         self.steps += 1
         return self.steps >= self.every
 
-    def meet(self, tensors: Mapping[str, Array], transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
+    def sync(self, tensors: Mapping[str, Array], transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
         """Return the mean over all ranks of ``anchor - tensor``, the same everywhere, and what it cost. No tensor is changed yet.
 
         Raises `InputError` on all ranks where some rank has a NaN or an infinity.
         """
         names = list(tensors)
         changes = [self._change(name, tensors[name]) for name in names]
-        bucket = Bucket(names, changes, self.meetings)
+        bucket = Bucket(names, changes, self.syncs)
         try:
             means, cost = self.reducer.reduce(bucket, self.memory, transport)
         except PeerFailure:
@@ -125,7 +125,7 @@ class LocalTraining:
         for name, mean in zip(names, means, strict=True):
             if arrays_of(mean).first_nonfinite(mean) is not None:
                 raise InputError(f"{name} is not finite on some rank after {self.steps} local steps: training diverged there")
-        self.meetings += 1
+        self.syncs += 1
         self.steps = 0
         return dict(zip(names, means, strict=True)), cost
 
@@ -153,7 +153,7 @@ class LocalTraining:
             if memory is not None:
                 memory.load_state_dict(held)
         self.memory.numels.update(checkpoint.numels)
-        self.anchors, self.steps, self.meetings = dict(anchors), steps, checkpoint.step
+        self.anchors, self.steps, self.syncs = dict(anchors), steps, checkpoint.step
 
     def _set_anchor(self, name: str, tensor: Array) -> None:
         arrays = arrays_of(tensor)

@@ -29,20 +29,11 @@ class CodecByStep(Protocol):
         ...
 
 
-@runtime_checkable
-class StepPolicy(Protocol):
-    """Anything that names the policy of a step."""
-
-    def at(self, step: int) -> Policy:
-        """Return the policy of this step."""
-        ...
-
-
 Spec = str | DeepReduce | Policy | CodecByStep
 """What a user may give as a spec."""
 
 
-def policy_of(spec: Spec, small_numel: int) -> Policy | StepPolicy:
+def policy_of(spec: Spec, small_numel: int) -> Policy | ByStep:
     """What a user gave as a spec: a policy is taken as it is, a codec is for tensors of `small_numel` elements or more.
 
     >>> policy_of("topr:0.01/rice/qsgd", 1024).small == parse("dense")
@@ -58,12 +49,12 @@ def policy_of(spec: Spec, small_numel: int) -> Policy | StepPolicy:
     return spec
 
 
-def policy_at(policy: Policy | StepPolicy, step: int) -> Policy:
+def policy_at(policy: Policy | ByStep, step: int) -> Policy:
     """Return the policy of a step."""
-    return policy.at(step) if isinstance(policy, StepPolicy) else policy
+    return policy.at(step) if isinstance(policy, ByStep) else policy
 
 
-def title(policy: Spec | StepPolicy) -> str:
+def title(policy: Spec | ByStep) -> str:
     """Return how a policy is called, the same on all ranks: the text of an object without one of its own would hold an address."""
     return str(policy) if isinstance(policy, str | DeepReduce) or is_dataclass(policy) else type(policy).__name__
 
@@ -94,7 +85,7 @@ class BySize:
 
     def codec_for(self, name: str, source: Source) -> DeepReduce:
         """Return the codec for this tensor."""
-        return self.small if source.numel < self.numel else self.large
+        return self.small if source.space.numel < self.numel else self.large
 
     def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
         """One message in which each tensor goes by its own codec."""

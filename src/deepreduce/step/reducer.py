@@ -13,10 +13,10 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
+from operator import attrgetter
 from time import perf_counter
 from typing import Any, Literal
 
-from .. import kernels
 from ..pipeline import DeepReduce, raise_named
 from ..sparsify.nonzero import NonZero
 from ..tensor import Shape, SparseTensor
@@ -24,13 +24,15 @@ from . import sums
 from .arrays import HOST, arrays_of
 from .frame import Exchange, Failure
 from .items import Encoded, Item, source_of, summary
-from .policy import Policy, StepPolicy, policy_at, title
+from .packed import Packed
+from .policy import ByStep, Policy, policy_at, title
 from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
 from .stats import StepStats
 from .stopwatch import Stopwatch
-from .topology import Delivery, Topology, Trip
+from .topology import Topology
 from .transport import Transport
+from .trip import Delivery, Trip
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +56,7 @@ class Prepared:
     messages: Sequence[Encoded]
     compensated: Sequence[Gradient]
     groups: Sequence[Sequence[int]]
+    packed: Packed | None
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,6 @@ class Memory:
     owned: ResidualMemory | None
     numels: dict[str, int] = field(default_factory=dict)
     """The sizes of the tensors of which ranges are owned, by name."""
-    hints: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """Where the largest elements of each tensor were in the step before: what is selected does not depend on it."""
-
-    def hint(self, name: str) -> Any:
-        """Return the hint for a tensor, which selecting from it updates."""
-        found = self.hints.get(name)
-        if found is None:
-            found = self.hints[name] = kernels.selection.Hint()
-        return found
 
     @property
     def is_empty(self) -> bool:
@@ -104,7 +98,7 @@ class Reducer:
     [0. 4.]
     """
 
-    policy: Policy | StepPolicy
+    policy: Policy | ByStep
     topology: Topology
     seed: int = 0
     per: Literal["parameter", "bucket"] = "parameter"
@@ -122,7 +116,7 @@ class Reducer:
             sums.combined([sums.divided(part, delivery.divisor) for part in parts])
             if isinstance(gradient, SparseTensor)
             else _narrow(arrays_of(gradient).total(parts, gradient, delivery.divisor), gradient)
-            for gradient, parts in zip(bucket.gradients, self.parts(bucket, prepared, delivery), strict=True)
+            for gradient, parts in zip(bucket.gradients, self.parts(bucket, prepared, delivery.parts), strict=True)
         ]
         return means, stats
 
@@ -138,25 +132,36 @@ class Reducer:
     def prepare(self, bucket: Bucket, memory: Memory, rank: int, size: int, watch: Stopwatch) -> Prepared:
         """Compensate and encode a bucket. Nothing is remembered yet."""
         start = perf_counter()
+        packed = memory.own.compensate_small(bucket.names, bucket.gradients) if memory.own is not None and len(bucket.names) > 1 else None
+        small = {} if packed is None else dict(zip(packed.indices, zip(packed.idle, packed.compensated.parts, strict=True), strict=True))
         compensated: list[Gradient] = []
         contents: list[Gradient] = []
         idle: list[bool] = []
         name = ""
         try:
-            for name, gradient in zip(bucket.names, bucket.gradients, strict=True):
-                idle.append(_is_idle(gradient))
-                compensated.append(gradient if idle[-1] or memory.own is None else memory.own.compensate(name, gradient))
-                contents.append(_narrow(compensated[-1], gradient))
-            groups, tensors = self._groups(contents), []
+            for index, (name, gradient) in enumerate(zip(bucket.names, bucket.gradients, strict=True)):
+                unused, total = small.get(index) or self._compensated(name, gradient, memory)
+                idle.append(unused)
+                compensated.append(total)
+                contents.append(gradient if unused else _narrow(total, gradient))
+            policy, groups, tensors = policy_at(self.policy, bucket.step), self._groups(contents), []
             for group in groups:
                 name = bucket.names[group[0]] if len(group) == 1 else _joint_name([bucket.names[index] for index in group])
-                tensors.append(self._item(name, bucket, group, contents, all(map(idle.__getitem__, group)), memory))
+                tensors.append(self._item(name, bucket, group, contents, all(map(idle.__getitem__, group)), policy))
         except Exception as error:
             raise_named(error, name)
         seed = StepSeed(self.seed, bucket.step, rank)
-        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), compensated, groups)
+        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), compensated, groups, packed)
         watch.add("encode", start)
         return prepared
+
+    def _compensated(self, name: str, gradient: Gradient, memory: Memory) -> tuple[bool, Gradient]:
+        """Whether a parameter was not used in this step, and its compensated gradient.
+
+        Frameworks drop the mean of a parameter that was not used, so its residual must stay here.
+        """
+        idle = not isinstance(gradient, SparseTensor) and prod(gradient.shape) > 0 and arrays_of(gradient).is_zero(gradient)
+        return idle, gradient if idle or memory.own is None else memory.own.compensate(name, gradient)
 
     def _groups(self, contents: Sequence[Gradient]) -> Sequence[Sequence[int]]:
         """Which gradients make one tensor: each alone, or all large dense ones of a dtype together."""
@@ -168,19 +173,19 @@ class Reducer:
             groups.setdefault(str(content.dtype) if together else index, []).append(index)
         return list(groups.values())
 
-    def _item(self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool, memory: Memory) -> Item:
+    def _item(self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool, policy: Policy) -> Item:
         content, gradient = contents[group[0]], bucket.gradients[group[0]]
         if len(group) > 1:
             arrays = arrays_of(content)
             content = arrays.concatenate([contents[index] for index in group])
             gradient = arrays.concatenate([bucket.gradients[index] for index in group])
-        source = source_of(content, memory.hint(name))
-        codec = policy_at(self.policy, bucket.step).codec_for(name, source)
+        source = source_of(content)
+        codec = policy.codec_for(name, source)
         if not idle and codec.sparsifier.lossless:
             touched = _touched(content, codec, gradient)
             if touched is not content:
                 content, source = touched, source_of(touched)
-        return Item(name, content, codec, None, idle, source)
+        return Item(name, content, codec, source, None, idle)
 
     # The exchange and after it
 
@@ -199,30 +204,54 @@ class Reducer:
         delivery = self.topology.exchange(prepared.tensors, prepared.messages, trip)
         start = perf_counter()
         if delivery.is_finite:
-            delivery.settle()
+            if delivery.settle is not None:
+                delivery.settle()
             if self.topology.has_owners:
                 memory.numels.update((tensor.name, tensor.numel) for tensor in prepared.tensors)
             self._remember(bucket, prepared, delivery, memory)
         watch.add("decode", start)
         return delivery, self._cost(bucket, prepared, transport.sent_bytes - sent_before, watch)
 
-    def parts(self, bucket: Bucket, prepared: Prepared | Exception, delivery: Delivery) -> list[Sequence[SparseTensor]]:
-        """Return, for every gradient, the sparse tensors that add up to its mean."""
+    def parts(
+        self, bucket: Bucket, prepared: Prepared | Exception, parts: Sequence[Sequence[SparseTensor]]
+    ) -> list[Sequence[SparseTensor]]:
+        """Return the parts of every gradient, cut out of those of the tensors that gradients travelled in."""
         if isinstance(prepared, Exception):
             raise prepared
-        return _by_gradient(bucket, prepared, delivery.parts)
+        if len(prepared.groups) == len(bucket.names):
+            return list(parts)
+        found: list[Sequence[SparseTensor]] = [[] for _ in bucket.names]
+        for group, column in zip(prepared.groups, parts, strict=True):
+            shapes = [tuple(bucket.gradients[index].shape) for index in group]
+            for index, own in zip(group, zip(*(sums.split(part, shapes) for part in column), strict=True), strict=True):
+                found[index] = own
+        return found
+
+    def write_small(
+        self, bucket: Bucket, prepared: Prepared | Exception, parts: Sequence[Sequence[SparseTensor]], divisor: int
+    ) -> Sequence[int]:
+        """Write the means of the small gradients in place, in one call; return which ones these are."""
+        if isinstance(prepared, Exception) or prepared.packed is None:
+            return ()
+        prepared.packed.fill_(bucket.gradients, parts, divisor)
+        return prepared.packed.indices
 
     def _remember(self, bucket: Bucket, prepared: Prepared, delivery: Delivery, memory: Memory) -> None:
         if memory.own is None:
             return
-        sent = _by_gradient(bucket, prepared, list(zip(delivery.sent, strict=True)))
+        sent = self.parts(bucket, prepared, list(zip(delivery.sent, strict=True)))
+        small: set[int] = set()
+        if prepared.packed is not None:
+            small.update(prepared.packed.indices)
+            memory.own.remember_small(prepared.packed, [sent[index][0] for index in prepared.packed.indices])
         for group, tensor in zip(prepared.groups, prepared.tensors, strict=True):
             for index in () if tensor.idle else group:
-                memory.own.remember(bucket.names[index], prepared.compensated[index], sent[index][0])
+                if index not in small:
+                    memory.own.remember(bucket.names[index], prepared.compensated[index], sent[index][0])
 
     def _exchange(self, bucket: Bucket) -> Exchange:
         """Which exchange this is, the same on all ranks; the identity of a bucket is made once."""
-        shapes = [tuple(gradient.shape) for gradient in bucket.gradients]
+        shapes = list(map(_SHAPE, bucket.gradients))
         key = (*bucket.names, len(shapes))
         known = self._exchanges.get(key)
         if known is None or known[0] != shapes:
@@ -243,16 +272,16 @@ class Reducer:
         return cost
 
 
-def _is_idle(gradient: Gradient) -> bool:
-    """Whether a parameter was not used in this step: frameworks drop its mean, so its residual must stay here."""
-    return not isinstance(gradient, SparseTensor) and arrays_of(gradient).is_zero(gradient) and _numel(gradient) > 0
+_SHAPE = attrgetter("shape")
 
 
 def _narrow(compensated: Gradient, gradient: Gradient) -> Gradient:
     """The compensated gradient in the dtype of the gradient."""
+    if compensated.dtype == gradient.dtype:
+        return compensated
     if not isinstance(compensated, SparseTensor):
         arrays = arrays_of(compensated)
-        return compensated if compensated.dtype == gradient.dtype else arrays.narrow(compensated, arrays.dtype(gradient))
+        return arrays.narrow(compensated, arrays.dtype(gradient))
     return SparseTensor.trusted(compensated.support, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
 
 
@@ -274,15 +303,3 @@ def _joint_name(names: Sequence[str]) -> str:
 
 def _numel(gradient: Gradient) -> int:
     return prod(gradient.shape)
-
-
-def _by_gradient(bucket: Bucket, prepared: Prepared, parts: Sequence[Sequence[SparseTensor]]) -> list[Sequence[SparseTensor]]:
-    """Cut the parts of every tensor into those of the gradients that travelled in it."""
-    if len(prepared.groups) == len(bucket.names):
-        return list(parts)
-    found: list[Sequence[SparseTensor]] = [[] for _ in bucket.names]
-    for group, column in zip(prepared.groups, parts, strict=True):
-        shapes = [tuple(bucket.gradients[index].shape) for index in group]
-        for index, own in zip(group, zip(*(sums.split(part, shapes) for part in column), strict=True), strict=True):
-            found[index] = own
-    return found

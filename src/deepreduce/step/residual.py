@@ -6,8 +6,9 @@ finite, and a step with a NaN or an infinity anywhere leaves no trace.
 
 from __future__ import annotations
 
+import operator
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any
@@ -18,6 +19,7 @@ from ..errors import ConfigError, InputError
 from ..tensor import Shape, SparseTensor, Values
 from . import sums
 from .arrays import HOST, Array, arrays_of, wide_dtype
+from .packed import Packed, Residuals, small_ones
 
 Gradient = Array | SparseTensor
 _TABLES = ("residuals", "velocities")
@@ -52,6 +54,8 @@ class ResidualMemory:
     _scale: float = field(default=1.0, init=False, repr=False)
     _spares: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Arrays of residuals that were replaced: the memory for the next sum, as fresh memory costs more than the sum itself."""
+    _packs: dict[tuple[str, ...], Residuals] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The residuals of small gradients, by the names that travel together."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
@@ -79,6 +83,28 @@ class ResidualMemory:
         if isinstance(gradient, SparseTensor):
             return sums.combined([sums.scaled(gradient, 1.0), *(sums.scaled(held, factor) for held, factor in terms)])
         return arrays_of(gradient).wide_sum(gradient, terms)
+
+    def compensate_small(self, names: Sequence[str], gradients: Sequence[Gradient]) -> Packed | None:
+        """`compensate` for the small ones of many gradients, in one call; None where there are none, or each of them needs a look."""
+        indices = small_ones(gradients) if not self.momentum and self.clip is None else []
+        if not indices:
+            return None
+        own = tuple(map(names.__getitem__, indices))
+        arrays: list[Any] = [gradients[index] for index in indices]
+        held: list[Any] = list(map(self.residuals.get, own))
+        packed = self._packs.get(own)
+        if packed is None or not all(map(operator.is_, held, packed.held.parts)):
+            if any(one is not None and _kind(one) != _kind(array) for one, array in zip(held, arrays, strict=True)):
+                return None
+            self._packs = {key: pack for key, pack in self._packs.items() if not set(key) & set(own)}  # buckets were rebuilt
+            packed = self._packs[own] = Residuals.of(held, arrays)
+        return packed.compensate(indices, own, arrays, self.decay)
+
+    def remember_small(self, packed: Packed, sent: Sequence[SparseTensor]) -> None:
+        """`remember` for what `compensate_small` returned."""
+        packed.subtract_(sent)
+        self._packs[packed.names].replace(packed.compensated)
+        self.residuals.update(zip(packed.names, packed.compensated.parts, strict=True))
 
     def _clipped(self, gradient: Gradient) -> Gradient:
         """The gradient with a norm of at most `clip`; one with a NaN or an infinity stays as it is."""
@@ -136,7 +162,7 @@ class ResidualMemory:
         self.residuals[name] = sums.combined([compensated, sums.scaled(sent, -1.0)])
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_spares": {}}
+        return vars(self) | {"_spares": {}, "_packs": {}}
 
     def _rates(self) -> list[tuple[dict[str, Gradient], float]]:
         return [(self.residuals, self.decay), *([(self.velocities, self.momentum)] if self.momentum else [])]

@@ -140,6 +140,9 @@ class StepStats:
         }
 
 
+_NONE = StepStats(step=-1)
+
+
 class Stats:
     """The latest steps of a run, oldest first. Its own `sent_bytes`, `message_bytes` and `dense_bytes` count all steps.
 
@@ -158,7 +161,7 @@ class Stats:
         self.steps: deque[StepStats] = deque(maxlen=history)
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
         self.choice: Choice | None = None
-        self._open = StepStats(step=-1)
+        self._open = _NONE
 
     @property
     def last(self) -> StepStats:
@@ -176,14 +179,16 @@ class Stats:
             if not last and self.steps and self.steps[-1].step == bucket.step:
                 self.steps[-1].merge(bucket)  # the last bucket was counted before this one
             else:
-                self._open = self._open if self._open.step == bucket.step else StepStats(bucket.step)
-                self._open.merge(bucket)
+                if self._open.step == bucket.step:
+                    self._open.merge(bucket)
+                else:
+                    self._open = bucket
             self.sent_bytes += bucket.sent_bytes
             self.message_bytes += bucket.message_bytes
             self.dense_bytes += bucket.dense_bytes
             if last:
                 self.steps.append(self._open)
-                self._open = StepStats(step=-1)
+                self._open = _NONE
 
     def table(self, rows: int = 20) -> Table:
         """The latest step as a table for `rich.print`: the parameters that cost most, and the total."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import ragged
 from ..tensor import Positions, Shape, SparseTensor, Support, Values
 from .arrays import HOST
 
@@ -74,7 +75,7 @@ def is_finite(parts: Sequence[SparseTensor]) -> bool:
             small.setdefault(part.values.dtype, []).append(part.values)
         elif not np.logical_and.reduce(np.isfinite(part.values)):
             return False
-    together = map(np.isfinite, map(np.concatenate, small.values()))  # as each call costs more than their numbers
+    together = map(np.isfinite, map(ragged.joined, small.values()))  # as each call costs more than their numbers
     return all(map(np.logical_and.reduce, together))
 
 

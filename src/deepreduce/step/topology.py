@@ -7,8 +7,8 @@ with error feedback of their own: one root for everything, or every rank for a r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import ceil
 from time import perf_counter
@@ -17,78 +17,15 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from ..errors import ConfigError, FormatError
-from ..indices.seeded import Seeded
 from ..parameters import shown
 from ..tensor import SparseTensor, Support
 from . import items, sums
-from .arrays import arrays_of
-from .frame import Buffer, Exchange, Failure, Payload, PeerFailure, open_frames, seal
+from .frame import Failure, PeerFailure
 from .items import Encoded, Item
-from .residual import Gradient, ResidualMemory
+from .owner import Owner
 from .seeds import StepSeed
-from .stopwatch import Stopwatch
-from .transport import ROOT, Transport
-
-
-@dataclass(frozen=True)
-class Trip:
-    """What a bucket needs on its way: the transport, the exchange, the seed of the step, what owners remember (None: nothing), and
-    what a sum is divided by: the number of ranks for a mean."""
-
-    transport: Transport
-    exchange: Exchange
-    seed: StepSeed
-    owned: ResidualMemory | None
-    watch: Stopwatch
-    divisor: int
-
-    def all_gather(self, payload: Payload, phase: str = "gather") -> list[memoryview]:
-        """Return the messages of all ranks."""
-        exchange = self.exchange.phase(phase)
-        with self.watch("exchange"):
-            frames = self.transport.all_gather(seal(payload, exchange), exchange)
-        return self._opened(payload, frames, exchange)
-
-    def gather(self, payload: Payload) -> list[memoryview] | None:
-        """Return the messages of all ranks at the root."""
-        exchange = self.exchange.phase("gather")
-        with self.watch("exchange"):
-            frames = self.transport.gather(seal(payload, exchange), exchange)
-        return None if frames is None else open_frames(frames, exchange, self.transport.rank)
-
-    def broadcast(self, payload: Payload | None) -> memoryview:
-        """Return the message of the root."""
-        exchange = self.exchange.phase("broadcast")
-        with self.watch("exchange"):
-            frame = self.transport.broadcast(None if payload is None else seal(payload, exchange), exchange)
-        return self._opened(payload or b"", [frame], exchange)[0]
-
-    def all_to_all(self, payloads: Sequence[Payload]) -> list[memoryview]:
-        """Return what every rank sent here."""
-        exchange = self.exchange.phase("scatter")
-        with self.watch("exchange"):
-            frames = self.transport.all_to_all([seal(payload, exchange) for payload in payloads], exchange)
-        return self._opened(payloads[0], frames, exchange)
-
-    def _opened(self, payload: Payload, frames: Sequence[Buffer], exchange: Exchange) -> list[memoryview]:
-        """Return the messages; a rank that failed raises its own error, not what the others make of it."""
-        if isinstance(payload, Failure):
-            raise payload.error
-        return open_frames(frames, exchange, self.transport.rank)
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """For every item: what the others have of ours, and the parts that give the mean, each divided by `divisor` and added up.
-
-    `settle` updates what owners remember.
-    """
-
-    sent: Sequence[SparseTensor]
-    parts: Sequence[Sequence[SparseTensor]]
-    divisor: int
-    is_finite: bool
-    settle: Callable[[], None] = field(default=lambda: None)
+from .transport import ROOT
+from .trip import Delivery, Trip
 
 
 class Topology(ABC):
@@ -153,7 +90,7 @@ class Server(Topology):
         blob = trip.broadcast(owner.blob if isinstance(owner, Owner) else owner)
         with trip.watch("decode"):
             sent, means = messages[0].decoded(trip.transport.rank), items.decode(blob, tensors, ROOT)
-        settle = (lambda: owner.settle(means)) if isinstance(owner, Owner) else (lambda: None)
+        settle = (lambda: owner.settle(means)) if isinstance(owner, Owner) else None
         return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), settle)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
@@ -202,7 +139,7 @@ class Sharded(Topology):
             own = [message.decoded(rank) for message in messages]
             parts = [items.decode(blob, message.items, sender) for sender, (blob, message) in enumerate(zip(blobs, messages, strict=True))]
             sent, means = _joined(own, tensors), _joined(parts, tensors)
-        settle = (lambda: owner.settle(parts[rank])) if isinstance(owner, Owner) else (lambda: None)
+        settle = (lambda: owner.settle(parts[rank])) if isinstance(owner, Owner) else None
         return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), settle)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
@@ -240,71 +177,12 @@ def _cut(tensor: Item, seed: StepSeed, size: int) -> list[Item]:
 def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
     shape = sums.range_shape(tensor.shape, low, high)
     if isinstance(tensor.content, SparseTensor):
-        return replace(tensor, content=sums.between(tensor.content, low, high, shape), selected=selected, given=None)
-    return replace(tensor, content=tensor.arrays.between(tensor.content, low, high, shape), selected=selected, given=None)
+        return tensor.holding(sums.between(tensor.content, low, high, shape), selected)
+    return tensor.holding(tensor.arrays.between(tensor.content, low, high, shape), selected)
 
 
 def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
     return [sums.joined(column, tensor.shape) for tensor, column in zip(tensors, zip(*pieces, strict=True), strict=True)]
-
-
-@dataclass(frozen=True)
-class Owner:
-    """What a rank makes of the messages it was sent for the tensors it owns."""
-
-    tensors: Sequence[Item]
-    compensated: Sequence[Gradient]
-    blob: bytes
-    owned: ResidualMemory | None
-
-    @classmethod
-    def reduce(cls, tensors: Sequence[Item], received: Sequence[memoryview], trip: Trip, allowed: Sequence[int | None]) -> Owner | Failure:
-        """Return the mean of what was received, plus the residual of this owner, as one message; or why there is none."""
-        try:
-            with trip.watch("decode"):
-                by_rank = [items.decode(blob, tensors, rank) for rank, blob in enumerate(received)]
-                columns = list(zip(*by_rank, strict=True))
-            with trip.watch("encode"):
-                means = [_mean(column, tensor, trip.divisor) for column, tensor in zip(columns, tensors, strict=True)]
-                if trip.owned is not None:
-                    means = [trip.owned.compensate(tensor.name, mean) for tensor, mean in zip(tensors, means, strict=True)]
-                outgoing = [_outgoing(*given) for given in zip(tensors, means, columns, allowed, strict=True)]
-                return cls(outgoing, means, items.encode(outgoing, trip.seed).blob, trip.owned)
-        except Exception as error:
-            return Failure(error)
-
-    def settle(self, sent: Sequence[SparseTensor]) -> None:
-        """Remember what was not sent."""
-        if self.owned is not None:
-            for tensor, compensated, part in zip(self.tensors, self.compensated, sent, strict=True):
-                self.owned.remember(tensor.name, compensated, part)
-
-
-def _mean(parts: Sequence[SparseTensor], tensor: Item, divisor: int) -> Gradient:
-    if isinstance(tensor.content, SparseTensor):
-        return sums.combined([sums.divided(part, divisor) for part in parts])
-    return tensor.arrays.total(parts, tensor.content, divisor)
-
-
-def _outgoing(tensor: Item, mean: Gradient, parts: Sequence[SparseTensor], most: int | None) -> Item:
-    if isinstance(mean, SparseTensor):
-        content: Gradient = SparseTensor.trusted(mean.support, arrays_of(mean.values).narrow(mean.values, tensor.dtype), mean.shape)
-    else:
-        content = tensor.arrays.narrow(mean, tensor.dtype)
-    outgoing = replace(tensor, content=content, idle=False, given=None)
-    return replace(outgoing, selected=_selected(outgoing, parts, most))
-
-
-def _selected(tensor: Item, parts: Sequence[SparseTensor], most: int | None) -> Support:
-    """What an owner sends of a sum: the positions it got, or as many of the strongest elements, and at most `most`."""
-    if isinstance(tensor.codec.index, Seeded):
-        drawn = np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
-        return Support.trusted(drawn, tensor.numel)
-    received = sums.union(parts)
-    if tensor.codec.sparsifier.lossless:
-        return received
-    limit = received.nnz if most is None else min(received.nnz, most)
-    return tensor.source.top(limit) if limit else received
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}

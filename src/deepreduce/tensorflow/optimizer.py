@@ -15,7 +15,7 @@ from ..parameters import natural
 from ..pipeline import parse
 from ..source import SparseSource
 from ..step.arrays import wide_dtype
-from ..step.policy import BySize, Policy, Spec, StepPolicy, policy_of
+from ..step.policy import BySize, ByStep, Policy, Spec, policy_of
 from ..step.reducer import Reducer
 from ..step.stats import Stats
 from ..step.topology import Topology, topology_of
@@ -187,7 +187,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         return cls(**config | given)
 
 
-def _is_always_dense(policy: Policy | StepPolicy, shape: Shape) -> bool:
+def _is_always_dense(policy: Policy | ByStep, shape: Shape) -> bool:
     """Whether a parameter can have no residual. Policies other than `BySize` may change their mind from step to step."""
     like = SparseSource(SparseTensor([], np.empty(0, np.float32), shape))
     return isinstance(policy, BySize) and policy.codec_for("", like) == _DENSE

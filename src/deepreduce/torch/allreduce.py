@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
@@ -25,7 +26,7 @@ def allreduce_(
     tensor([3., 0., 0.])
     """
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    labels = [f"tensor {place}" for place in range(len(listed))] if names is None else list(names)
+    labels = _labels(len(listed)) if names is None else list(names)
     if len(labels) != len(listed):
         raise InputError(f"{len(listed)} tensors, but {len(labels)} names")
     for label, tensor in zip(labels, listed, strict=True):
@@ -39,3 +40,8 @@ def allreduce_(
         started = [dense.all_reduce(state, *given, way) for given in zip(listed, zip(labels), zip(listed), ends, strict=True)]
         for reduced in started:
             reduced.wait()
+
+
+@lru_cache(maxsize=64)
+def _labels(count: int) -> Sequence[str]:
+    return [f"tensor {place}" for place in range(count)]

@@ -41,18 +41,18 @@ _COMPILED = "_orig_mod."  # what torch.compile puts into the names of parameters
 class LocalSteps:
     """Lets every rank take its own optimizer steps, and after every `every` of them brings all ranks to the same parameters, bit for bit.
 
-    For any optimizer, without DDP: the loop stays as it is. At a meeting, the change of the parameters since the last one is compressed
+    For any optimizer, without DDP: the loop stays as it is. At a sync, the change of the parameters since the last one is compressed
     with error feedback and exchanged, and its mean is applied. ``every=1`` is compressed data parallelism for optimizers such as Adam,
     which do not bear compressed gradients; ``every=30`` with an `outer` optimizer is DiLoCo.
 
     - `model`: the module that is trained, without DDP; it gives parameters their names. All ranks start with equal parameters.
     - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
-    - `every`: steps between two meetings; default 1.
+    - `every`: steps between two syncs; default 1.
     - `outer`: None applies the mean. An optimizer of the same parameters, or what makes one of a list of parameters, takes a step from
-      the last meeting with the mean change as gradient, such as ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
+      the last sync with the mean change as gradient, such as ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; each may still be given.
-    - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every meeting, ``"keep"`` leaves each rank its own.
+    - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, ``"keep"`` leaves each rank its own.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
     - `topology`, `memory`, `small_tensor_numel`, `process_group`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
 
@@ -62,7 +62,7 @@ class LocalSteps:
     ...     for _ in range(10):
     ...         model(torch.ones(3)).backward()
     ...         optimizer.step()
-    ...     local.meetings
+    ...     local.syncs
     2
     """
 
@@ -126,13 +126,13 @@ class LocalSteps:
 
     @property
     def every(self) -> int:
-        """How many steps lie between two meetings."""
+        """How many steps lie between two syncs."""
         return self._training.every
 
     @property
-    def meetings(self) -> int:
+    def syncs(self) -> int:
         """How often the ranks have met."""
-        return self._training.meetings
+        return self._training.syncs
 
     @property
     def outer(self) -> Optimizer | None:
@@ -140,7 +140,7 @@ class LocalSteps:
         return None if self._outer is None else self._outer.optimizer
 
     def stats(self) -> Stats:
-        """Return the bytes and seconds of the latest meetings."""
+        """Return the bytes and seconds of the latest syncs."""
         return self._stats
 
     @property
@@ -151,7 +151,7 @@ class LocalSteps:
             weakref.finalize(self, self._transport.close).atexit = False
         return self._transport
 
-    # Steps and meetings
+    # Steps and syncs
 
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
@@ -162,18 +162,18 @@ class LocalSteps:
     def _after_step(self, *_: Any) -> None:
         self._steps_seen += 1
         if self._training.is_due():
-            self.meet()
+            self.sync()
 
     @torch.no_grad()
-    def meet(self) -> None:
-        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a meeting it does nothing."""
+    def sync(self) -> None:
+        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it does nothing."""
         if not self._training.steps:
             return
         training, tensors = self._training, self._tensors()
         if self._unchecked:
             names, self._unchecked = self._unchecked, []
-            check_equal(names, [_digest(training.anchors[name]) for name in names], self.transport, training.meetings)
-        means, cost = training.meet(tensors, self.transport)
+            check_equal(names, [_digest(training.anchors[name]) for name in names], self.transport, training.syncs)
+        means, cost = training.sync(tensors, self.transport)
         if self._outer is None:
             training.apply(tensors, means)
         else:
@@ -223,7 +223,7 @@ class LocalSteps:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must remember, also between two meetings; every rank has its own, beside its model and optimizer.
+        """Return what this rank must remember, also between two syncs; every rank has its own, beside its model and optimizer.
 
         Loads with `torch.load(..., weights_only=True)`.
         """
@@ -231,7 +231,7 @@ class LocalSteps:
         own, owned = (memory_of(None if held is None else held.state_dict()) for held in (memory.own, memory.owned))
         numels = dict(memory.numels) if owned["residuals"] else {}
         reducer = training.reducer
-        checkpoint = Checkpoint(training.meetings, reducer.seed, transport.rank, transport.size, reducer.topology.name, own, owned, numels)
+        checkpoint = Checkpoint(training.syncs, reducer.seed, transport.rank, transport.size, reducer.topology.name, own, owned, numels)
         return {
             "exchange": mapped_to_torch(checkpoint.write()),
             "anchors": mapped_to_torch({name: arrays_of(anchor).copy(anchor) for name, anchor in training.anchors.items()}),

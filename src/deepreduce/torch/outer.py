@@ -1,4 +1,4 @@
-"""The outer optimizer of local steps: it moves the parameters from the last meeting by the mean change of all ranks."""
+"""The outer optimizer of local steps: it moves the parameters from the last sync by the mean change of all ranks."""
 
 from __future__ import annotations
 

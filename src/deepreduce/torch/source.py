@@ -7,7 +7,6 @@ crosses to the host, where the codecs work.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -44,11 +43,12 @@ def numpy_dtype(dtype: torch.dtype, what: str = "gradient") -> np.dtype[Any]:
     return _DTYPES[dtype]
 
 
-@dataclass(frozen=True)
 class TorchSpace(Space):
     """The positions of a tensor that lives on `device`."""
 
-    device: torch.device
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        super().__init__(shape)
+        self.device = device
 
     def members(self, packed: NDArray[np.uint8], hashes: int, salt: int, at_most: int) -> Positions:
         return to_numpy(membership.members(to_torch(packed).to(self.device), hashes, salt, self.numel, at_most))
@@ -208,7 +208,7 @@ def decode_many_sparse(blob: Buffer, device: torch.device, max_numel: int = DEFA
 def space_on(device: torch.device) -> Callable[[Shape], Space]:
     """How positions are enumerated for tensors of a device: by the numba kernels on a CPU, by torch operations elsewhere.
 
-    >>> space_on(torch.device("cuda", 0))((2, 3))
-    TorchSpace(shape=(2, 3), device=device(type='cuda', index=0))
+    >>> space_on(torch.device("cuda", 0))((2, 3)).device
+    device(type='cuda', index=0)
     """
     return Space if device.type == "cpu" else partial(TorchSpace, device=device)

@@ -257,10 +257,11 @@ class DeepReduceState:
     def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
         try:
             ready()
-            self.follow_scale()
+            if self.options.scaler is not None:
+                self.memory.rescale(self.options.scaler.get_scale())
+            return self.reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
         except Exception as error:
             return error
-        return self.reducer.attempt(bucket, self.memory, transport, watch)
 
     def _deliver(
         self, bucket: Bucket, gradients: Sequence[torch.Tensor], transport: Transport, watch: Stopwatch, prepared: Prepared | Exception
@@ -273,9 +274,11 @@ class DeepReduceState:
             if prepared is not error:
                 transport.close()  # here alone: the others must not wait
             raise
-        start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery)
-        for gradient, seen, parts in zip(gradients, bucket.gradients, means, strict=True):
-            write_mean(gradient, seen, parts, delivery.divisor)
+        start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery.parts)
+        small = set(self.reducer.write_small(bucket, prepared, means, delivery.divisor))
+        for index, (gradient, seen, parts) in enumerate(zip(gradients, bucket.gradients, means, strict=True)):
+            if index not in small:
+                write_mean(gradient, seen, parts, delivery.divisor)
         watch.add("decode", start)
         cost.decode_seconds = watch.seconds["decode"]
         self._stats.add(cost, bucket.last)

@@ -19,7 +19,7 @@ _connections: Counter[tuple[int, ...]] = Counter()
 
 
 def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) -> Transport:
-    """Return the transport between the members of a group, all of which must call this; without torch.distributed there is one rank.
+    """Return the transport between the members of a group, all of which must call this; one rank alone needs no network.
 
     It has connections of its own, so that frames never mix with other collectives, whatever thread they come from. It works on host
     memory, whatever the backend of the given group.
@@ -29,7 +29,7 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     members = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     if dist.get_rank() not in members:
         raise PeerError(f"rank {dist.get_rank()} is not in the process group of ranks {members}")
-    return Gloo(_backend(members, timeout), members.index(dist.get_rank()), len(members))
+    return Alone() if len(members) == 1 else Gloo(_backend(members, timeout), members.index(dist.get_rank()), len(members))
 
 
 def _backend(members: Sequence[int], timeout: timedelta | None) -> Any:
@@ -98,7 +98,7 @@ class Gloo(Padded):
         gathered = np.empty(self.size * buffer.size, np.uint8)
         self._run(exchange, lambda gloo: [gloo._allgather_base(torch.from_numpy(gathered), torch.from_numpy(buffer))])
         self.sent_bytes += (self.size - 1) * buffer.size
-        return np.split(gathered, self.size)
+        return list(gathered.reshape(self.size, -1))
 
     def _broadcast(self, buffer: Buffer, exchange: Exchange) -> Buffer:
         self._run(exchange, lambda gloo: [gloo.broadcast(torch.from_numpy(buffer), ROOT)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from ..tensor import Values
 
 
+@lru_cache
 def limits(dtype: np.dtype[Any]) -> Any:
     """`numpy.finfo`, for bfloat16 too."""
     return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]

@@ -78,7 +78,8 @@ class QSGD(LossyValueCodec):
         flat, bounds = at_least_32_bits(ragged.joined(values)), ragged.bounds_of(list(map(len, values)))
         if not kernels.qsgdbatch.peak(flat) <= self._largest_peak(values[0].dtype):
             return super().encode_batch(values, seeds)
-        words, ends = kernels.qsgdbatch.encode(flat, bounds, self.group, self.norm == "l2", self.bits, np.array(seeds, np.uint64))
+        ends = np.empty(len(values), np.int64)
+        words = kernels.qsgdbatch.encode(flat, bounds, self.group, self.norm == "l2", self.bits, np.array(seeds, np.uint64), ends)
         return list(zip(repeat(self), ragged.cut_words(words, ends), repeat(None)))
 
     def _largest_peak(self, dtype: np.dtype[Any]) -> float:

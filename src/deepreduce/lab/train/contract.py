@@ -140,7 +140,7 @@ class Record:
 def evaluation_steps(steps: int, evaluations: int, period: int = 1) -> set[int]:
     """Return the steps after which quality is measured: evenly spaced, the last one always. None for no evaluations.
 
-    With a `period` they are its multiples, but for the last: between two meetings the workers have different models.
+    With a `period` they are its multiples, but for the last: between two syncs the workers have different models.
 
     >>> sorted(evaluation_steps(10, 4)), sorted(evaluation_steps(100, 4, period=30))
     ([3, 5, 8, 10], [30, 60, 90, 100])

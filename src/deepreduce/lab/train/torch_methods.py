@@ -121,15 +121,15 @@ class Changes(Method):
         return self._uncounted(self._dense_bytes)
 
     def _uncounted(self, dense_bytes: int) -> tuple[StepStats, float]:
-        """The cost of the meeting of this step, if there was one."""
-        if self._counted == self._local.meetings:
+        """The cost of the sync of this step, if there was one."""
+        if self._counted == self._local.syncs:
             return StepStats(self._steps, dense_bytes=dense_bytes), 0.0
-        self._counted = self._local.meetings
+        self._counted = self._local.syncs
         cost = self._local.stats().last
         return replace(cost, dense_bytes=dense_bytes), cost.encode_seconds + cost.exchange_seconds + cost.decode_seconds
 
     def agree(self) -> tuple[StepStats, float]:
-        self._local.meet()
+        self._local.sync()
         return self._uncounted(dense_bytes=0)
 
     @property

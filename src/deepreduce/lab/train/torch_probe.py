@@ -14,8 +14,9 @@ from ...step.frame import Failure
 from ...step.items import Encoded, Item
 from ...step.seeds import StepSeed
 from ...step.stopwatch import Stopwatch
-from ...step.topology import Delivery, Topology, Trip
+from ...step.topology import Topology
 from ...step.transport import Transport
+from ...step.trip import Delivery, Trip
 from ...torch import DeepReduceState, deepreduce_hook
 from ...torch.transport import Gloo
 

@@ -15,12 +15,12 @@ METHODS = (
     "(compressed changes after every optimizer step) or local:EVERY[,outer=RATE][,momentum=M] (changes after EVERY steps)"
 )
 _OUTER = (0.7, 0.6)
-_OUTER_FROM = 10  # with fewer steps between meetings its momentum adds to that of the inner optimizer, and does harm
+_OUTER_FROM = 10  # with fewer steps between syncs its momentum adds to that of the inner optimizer, and does harm
 
 
 @dataclass(frozen=True)
 class Way:
-    """One run of a plan. `steps` are those of the warm-up or between meetings, `outer` is the rate and the Nesterov momentum.
+    """One run of a plan. `steps` are those of the warm-up or between syncs, `outer` is the rate and the Nesterov momentum.
 
     As text: the codec alone for gradients, else the method before it. Ten and more local steps of codecs that keep all values have an
     outer optimizer unless it is given, others none.

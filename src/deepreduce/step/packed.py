@@ -1,0 +1,109 @@
+"""The small gradients of a bucket in one flat array, so that one call serves all of them.
+
+For a model of hundreds of small tensors, calls cost more than elements. Residuals stay what they are elsewhere, an array for each name: the
+arrays of small ones are parts of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import kernels, ragged
+from ..tensor import Positions, SparseTensor, Values
+from .arrays import Array, largest_of
+
+Gradient = Array | SparseTensor
+SMALL = 1 << 15
+_DTYPE = np.dtype(np.float32)
+_LARGEST = np.float32(largest_of(_DTYPE))
+
+
+@dataclass(eq=False)
+class Flat:
+    """Arrays of float32 one after another in memory: the whole of it, and each of them."""
+
+    whole: Values
+    parts: list[Values]
+
+    @classmethod
+    def like(cls, arrays: Sequence[Values], bounds: Positions) -> Flat:
+        """Return room for arrays of these shapes."""
+        whole = np.empty(bounds[-1], _DTYPE)
+        return cls(whole, [part.reshape(array.shape) for part, array in zip(ragged.cut(whole, bounds), arrays, strict=True)])
+
+
+@dataclass(eq=False)
+class Packed:
+    """Small gradients plus their residuals: which gradients of the bucket these are, and which of them were not used in this step."""
+
+    indices: Sequence[int]
+    names: tuple[str, ...]
+    bounds: Positions
+    compensated: Flat
+    idle: Sequence[bool]
+
+    def fill_(self, gradients: Sequence[Any], parts: Sequence[Sequence[SparseTensor]], divisor: int) -> None:
+        """Write the means over the small ones among these gradients: the sums of their parts, each divided by a number."""
+        means = np.zeros(self.bounds[-1], _DTYPE)
+        for column in zip(*map(parts.__getitem__, self.indices), strict=True):
+            kernels.scatter.add_ragged(means, self.bounds, *_joined(column), np.float32(divisor))
+        for index, mean in zip(self.indices, ragged.cut(means, self.bounds), strict=True):
+            gradients[index].reshape(-1)[:] = mean
+
+    def subtract_(self, sent: Sequence[SparseTensor]) -> None:
+        """Leave what was not sent."""
+        kernels.scatter.add_ragged(self.compensated.whole, self.bounds, *_joined(sent), np.float32(-1))
+
+
+@dataclass(eq=False)
+class Residuals:
+    """The residuals of the small gradients of one bucket, and memory for the next ones."""
+
+    bounds: Positions
+    held: Flat
+    spare: Flat
+
+    @classmethod
+    def of(cls, held: Sequence[Values | None], like: Sequence[Values]) -> Residuals:
+        """Return residuals that are known, or zero where there is none yet."""
+        bounds = ragged.bounds_of([array.size for array in like])
+        residuals = cls(bounds, Flat.like(like, bounds), Flat.like(like, bounds))
+        for own, known in zip(residuals.held.parts, held, strict=True):
+            own[...] = 0 if known is None else known
+        return residuals
+
+    def compensate(self, indices: Sequence[int], names: tuple[str, ...], gradients: Sequence[Values], decay: float) -> Packed | None:
+        """Return the gradients plus their residuals times `decay`; None where a sum of finite numbers might not be finite."""
+        together = ragged.joined([gradient.reshape(-1) for gradient in gradients])
+        idle = np.empty(len(names), np.bool_)
+        given: tuple[Any, ...] = self.bounds, np.float32(decay), _LARGEST, self.spare.whole, idle
+        if kernels.scatter.compensate_ragged(together, self.held.whole, *given):
+            return None
+        return Packed(indices, names, self.bounds, self.spare, idle.tolist())
+
+    def replace(self, compensated: Flat) -> None:
+        """Take over what is left of the compensated gradients."""
+        self.held, self.spare = compensated, self.held
+
+
+def small_ones(gradients: Sequence[Gradient]) -> list[int]:
+    """Return which gradients are small arrays of float32 in the order of memory."""
+    return [
+        index
+        for index, gradient in enumerate(gradients)
+        if type(gradient) is np.ndarray and gradient.dtype == _DTYPE and 0 < gradient.size < SMALL and gradient.flags.c_contiguous
+    ]
+
+
+def _joined(tensors: Sequence[SparseTensor]) -> tuple[Positions, Positions, Values]:
+    """The positions of all tensors that have not all, where the values of each tensor end, and all values."""
+    positions = [tensor.support.positions for tensor in tensors if tensor.support.nnz < tensor.support.numel]
+    values = [tensor.values for tensor in tensors]
+    return ragged.joined(positions or [_NONE]), ragged.bounds_of(list(map(len, values))), ragged.joined(values)
+
+
+_NONE = np.empty(0, np.int64)
