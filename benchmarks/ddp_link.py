@@ -1,7 +1,7 @@
 """Seconds a training step over a real 100 Mbit/s link, and the bytes that the network interface counts.
 
 Every rank of a DDP training runs in a network namespace of its own on a shaped link (`deepreduce.lab.train.links`), so every byte between
-them crosses it. Needs root and iproute2. The namespaces are removed afterwards, even if a run fails.
+them crosses it. Needs Linux and iproute2; no root where users may make namespaces.
 
     python benchmarks/ddp_link.py                          # all rows: over the link, and over an unshaped one for the overhead
     python benchmarks/ddp_link.py --spec topr:0.01/rice/qsgd --topology sharded
@@ -13,13 +13,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
 
-from deepreduce.lab.train.links import Host, shaped_links
+from ranks import run, sent_by_interface
+
+from deepreduce.lab.train.links import shaped_links
 
 ROWS = [
     ("plain DDP", None, "dense"),
@@ -31,41 +30,6 @@ ROWS = [
     ("topr:0.01/rice/qsgd", "topr:0.01/rice/qsgd", "server"),
     ("topr:0.01/rice/qsgd", "topr:0.01/rice/qsgd", "sharded"),
 ]
-
-
-def run(hosts: list[Host], job: dict[str, object], timeout: float = 300) -> list[dict[str, float]]:
-    """One rank in every namespace; what each of them printed at its end."""
-    ranks = []
-    for rank, host in enumerate(hosts):
-        environment = os.environ | {
-            "MASTER_ADDR": hosts[0].address,
-            "MASTER_PORT": "29500",
-            "RANK": str(rank),
-            "WORLD_SIZE": str(len(hosts)),
-            "GLOO_SOCKET_IFNAME": host.interface,
-            "OMP_NUM_THREADS": "1",
-        }
-        command = host.command([sys.executable, str(Path(__file__).resolve()), "--job", json.dumps(job)])
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    try:
-        end = time.monotonic() + timeout
-        outputs = [rank.communicate(timeout=max(1.0, end - time.monotonic()))[0] for rank in ranks]
-        failed = [number for number, rank in enumerate(ranks) if rank.returncode]
-        if failed:
-            raise SystemExit(f"ranks {failed} failed at {job}")
-        return [json.loads(output.splitlines()[-1]) for output in outputs]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-
-
-# One rank
-
-
-def sent_by_interface() -> int:
-    interface = os.environ["GLOO_SOCKET_IFNAME"]
-    return int(Path(f"/sys/class/net/{interface}/statistics/tx_bytes").read_text())
 
 
 def train(job: dict[str, object]) -> dict[str, float]:
@@ -96,7 +60,7 @@ def train(job: dict[str, object]) -> dict[str, float]:
         ddp(torch.randn(16, width, generator=data)).square().mean().backward()
         optimizer.step()
 
-    warm, steps = 20, int(str(job["steps"]))  # a trial of `never_slower` takes 16
+    warm, steps = 24, int(str(job["steps"]))  # a trial of `never_slower` takes up to 24
     for _ in range(warm):
         step()
     dist.barrier()
@@ -131,7 +95,7 @@ def compare(rows: list[tuple[str, str | None, str]], rate: str | None, steps: in
     dense: tuple[float, float] | None = None
     for title, spec, topology in rows:
         with shaped_links(2, rate) as hosts:
-            results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": width, "layers": 6})
+            results = run(hosts, "ddp_link.py", {"spec": spec, "topology": topology, "steps": steps, "width": width, "layers": 6})
         seconds = max(row["seconds"] for row in results)
         best = max(row["best"] for row in results)
         dense = dense or (seconds, best)
@@ -147,7 +111,7 @@ def volumes(ranks: list[int], spec: str, topologies: list[str], steps: int, widt
     for topology in topologies:
         for count in ranks:
             with shaped_links(count, None) as hosts:
-                results = run(hosts, {"spec": spec, "topology": topology, "steps": steps, "width": width, "layers": 6})
+                results = run(hosts, "ddp_link.py", {"spec": spec, "topology": topology, "steps": steps, "width": width, "layers": 6})
             counted, interface = (sum(row[key] for row in results) / count for key in ("counted_bytes", "interface_bytes"))
             print(f"{topology:10} {count} ranks {counted:12,.0f} counted {interface:12,.0f} on the interface", flush=True)
 
@@ -160,12 +124,8 @@ def main() -> None:
     parser.add_argument("--spec", help="compare this one with plain DDP only")
     parser.add_argument("--topology", help="of --spec (allgather), or the only one to measure bytes for")
     parser.add_argument("--ranks", type=int, nargs="+", help="measure bytes against the number of ranks instead")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # an exit cleans up, the default does not
-    if options.job:
-        print(json.dumps(train(json.loads(options.job))))
-    elif options.ranks:
+    if options.ranks:
         topologies = [options.topology] if options.topology else ["allgather", "server", "sharded"]
         volumes(options.ranks, options.spec or "topr:0.01/rice/qsgd", topologies, options.steps, options.width)
     else:
@@ -175,4 +135,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        print(json.dumps(train(json.loads(sys.argv[1]))))
+    else:
+        main()

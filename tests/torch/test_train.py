@@ -163,45 +163,65 @@ def test_wrong_rates_are_refused(rate, capsys):
 
 def test_what_is_missing_for_links_is_said(monkeypatch):
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(shutil, "which", lambda tool: None)
-    with pytest.raises(LinkError, match="ip and tc: install iproute2"):
-        links.check_links()
-    monkeypatch.setattr(shutil, "which", lambda tool: f"/sbin/{tool}")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(LinkError, match="root"):
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool in ("ip", "tc") else f"/sbin/{tool}")
+    with pytest.raises(LinkError, match="ip, tc: install iproute2"):
         links.check_links()
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(LinkError, match="Linux"):
         links.check_links()
 
 
-def can_link():
+def test_a_system_that_forbids_namespaces_is_told_in_one_line(monkeypatch, tmp_path):
+    forbidding = tmp_path / "unshare"
+    forbidding.write_text("#!/bin/sh\necho usage >&2\necho 'unshare: unshare failed: Operation not permitted' >&2\nexit 1\n")
+    forbidding.chmod(0o755)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/sbin/{tool}")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    with pytest.raises(LinkError, match="says: unshare: unshare failed: Operation not permitted") as caught:
+        links.check_links()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture(params=["root", "user"])
+def as_whom(request, monkeypatch):
+    """Links as whoever runs the tests makes them, and as a user without rights would."""
+    if request.param == "user":
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
     try:
-        with links.shaped_links(1, "1gbit"):
-            return True
-    except LinkError:
-        return False
+        links.check_links()
+    except LinkError as error:
+        pytest.skip(str(error))
 
 
-def test_links_use_cubic_and_are_removed_after_a_failure():
-    if not can_link():
-        pytest.skip("no network namespaces here: they need Linux, root and iproute2")
+def on(host, *command):
+    return subprocess.run(host.command(command), capture_output=True, text=True, check=True).stdout
+
+
+def test_links_use_cubic_and_are_gone_after_a_failure(as_whom):
     has_cubic = "cubic" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text()
 
     def fail(rate):
         with links.shaped_links(2, rate) as hosts:
-            names = [host.namespace for host in hosts]
-            reached = subprocess.run(hosts[0].command(["ip", "address"]), capture_output=True, text=True, check=True).stdout
-            assert hosts[0].address in reached
-            routes = subprocess.run(hosts[1].command(["ip", "route"]), capture_output=True, text=True, check=True).stdout
-            assert ("congctl cubic" in routes) == has_cubic
-            assert set(names) <= set(links._namespaces())
-            raise ValueError(*names)
+            assert hosts[0].address in on(hosts[0], "ip", "address")
+            assert ("congctl cubic" in on(hosts[1], "ip", "route")) == has_cubic
+            raise ValueError(*[host.namespace.holder for host in hosts])
 
-    with pytest.raises(ValueError, match="dr") as caught:
+    with pytest.raises(ValueError, match="Popen") as caught:
         fail("10mbit")
-    assert not set(caught.value.args) & set(links._namespaces())
-    assert not [name for name in links._interfaces() if name.startswith(f"dr{os.getpid()}")]
+    assert all(holder.poll() is not None for holder in caught.value.args)
+
+
+def test_the_rate_of_a_link_can_change_while_it_is_in_use(as_whom):
+    with links.shaped_links(2, None) as hosts:
+        assert "tbf" not in on(hosts[0], "tc", "qdisc")
+        hosts[0].limit("100mbit")
+        assert "rate 100Mbit" in on(hosts[0], "tc", "qdisc")
+        hosts[0].limit("1gbit")
+        assert "rate 1Gbit" in on(hosts[0], "tc", "qdisc")
+        hosts[0].limit(None)
+        hosts[0].limit(None)
+        assert "tbf" not in on(hosts[0], "tc", "qdisc")
 
 
 @pytest.mark.parametrize(

@@ -1,58 +1,168 @@
-"""Never slower than dense: the faster way is found, on all ranks alike, and nothing is lost on the way."""
+"""Never slower than dense: the fastest way is found, on all ranks alike, and nothing is lost on the way."""
 
-import time
+import logging
 
 import pytest
 import torch
 
-from deepreduce import parse
+from deepreduce.step.trial import Trial
 from deepreduce.torch import DeepReduceState, ResidualMemory, allreduce_, dense
 
 from .ranks import run_ranks
 from .tasks import flat, hooked, train
 
 SPEC = "topr:0.05/rice/raw"
-STEPS = 20  # eight of each kind, and some that are free to choose
-PAUSE_SECONDS = 0.05
+FAST_LINK = {"compressed": 0.4, "dense": 0.2, "bf16": 0.25}
+SLOW_LINK = {"compressed": 0.5, "dense": 9.0, "bf16": 4.5}
 
 
-class SlowToEncode:
-    def codec_for(self, name, source):
-        time.sleep(PAUSE_SECONDS)
-        return parse(SPEC)
+class Simulated:
+    """A clock that a step moves on by what its way takes, with pauses between some steps."""
+
+    def __init__(self, pauses=()):
+        self.now, self.pauses = 0.0, pauses
+
+    def __call__(self):
+        return self.now
+
+    def run(self, trial, steps, seconds, start=0, agree=list):
+        ways = []
+        for step in range(start, start + steps):
+            ways.append(trial.way(step, agree))
+            self.now += seconds[ways[-1]] + (60.0 if step in self.pauses else 0.0)
+        return ways
 
 
-def slow(function):
-    def slowed(*arguments, **options):
-        time.sleep(PAUSE_SECONDS)
-        return function(*arguments, **options)
+def test_all_ways_are_measured_and_close_ones_once_more():
+    clock = Simulated(pauses=[0, 4, 8])  # the first step of each way is not counted
+    trial = Trial(clock=clock)
+    ways = clock.run(trial, 40, FAST_LINK)
+    assert ways == [*4 * ["compressed"], *4 * ["dense"], *4 * ["bf16"], *4 * ["dense"], *4 * ["bf16"], *20 * ["dense"]]
+    assert trial.choice.seconds == pytest.approx(FAST_LINK)
+    assert trial.choice.occasion == "the first steps"
 
-    return slowed
+
+def test_what_cannot_win_is_not_measured():
+    clock = Simulated()
+    ways = clock.run(Trial(clock=clock), 20, SLOW_LINK)
+    assert ways == [*4 * ["compressed"], *4 * ["dense"], *12 * ["compressed"]]
 
 
-def ways(rank, slow_network):
-    if slow_network:
-        dense.all_reduce = slow(dense.all_reduce)
-    state = DeepReduceState(SPEC if slow_network else SlowToEncode(), never_slower=True, small_tensor_numel=16)
+def test_bf16_is_chosen_where_it_is_the_fastest():
+    clock = Simulated()
+    assert clock.run(Trial(clock=clock), 40, {"compressed": 1.0, "dense": 1.5, "bf16": 0.9})[-1] == "bf16"
+
+
+def test_a_link_that_becomes_slow_changes_the_way_within_fifty_steps(caplog):
+    clock = Simulated()
+    trial = Trial(clock=clock)
+    assert clock.run(trial, 107, FAST_LINK)[-1] == "dense"
+    with caplog.at_level(logging.INFO, "deepreduce"):
+        ways = clock.run(trial, 50, SLOW_LINK, start=107)
+    assert ways.count("dense") + ways.count("bf16") < 20
+    assert set(ways[20:]) == {"compressed"}
+    assert "a step takes 9,000.0 ms dense, 500.0 ms compressed" in str(trial.choice)
+    assert "a link that changed: steps took 9,000.0 ms dense instead of 200.0" in str(trial.choice)
+    assert str(trial.choice) in caplog.text
+
+
+def test_an_evaluation_between_two_steps_is_not_a_slow_link():
+    clock = Simulated(pauses=range(30, 500, 3))
+    trial = Trial(clock=clock)
+    clock.run(trial, 30, FAST_LINK)
+    first = trial.choice
+    assert set(clock.run(trial, 400, FAST_LINK, start=30)) == {"dense"}
+    assert trial.choice is first
+
+
+def test_the_ways_are_compared_again_but_trials_stay_cheap():
+    clock = Simulated()
+    trial = Trial(period=100, clock=clock)
+    clock.run(trial, 30, FAST_LINK)
+    first, changed = trial.choice.step, {"compressed": 0.1, "dense": 0.2, "bf16": 0.2}
+    assert set(clock.run(trial, first + 400 - 30, FAST_LINK, start=30)) == {"dense"}  # 4 x 0.2 s and 8 x 0.05 s are 1% of 600 steps
+    later = clock.run(trial, 250, changed, start=first + 400)
+    assert later[-1] == "compressed"
+    assert trial.choice.occasion.startswith("a look after 600 steps")
+
+
+def test_ranks_agree_only_in_trials_and_in_every_eighth_dense_step():
+    clock, asked = Simulated(), []
+    trial = Trial(clock=clock)
+    ways = clock.run(trial, 100, FAST_LINK, agree=lambda numbers: asked.append(trial._asked) or numbers)
+    first = trial.choice.step
+    assert asked == [4, 8, 12, 16, 20, *range(first + 8, 100, 8)]
+    asked.clear()
+    clock.run(Trial(clock=clock), 100, SLOW_LINK, agree=lambda numbers: asked.append(0) or numbers)
+    assert len(asked) == 2
+    assert len(ways) == 100
+
+
+class Scripted(Trial):
+    """A trial whose clock says what each way takes, whatever it takes here."""
+
+    def __init__(self, seconds):
+        super().__init__(clock=lambda: self.now)
+        self.seconds, self.now = seconds, 0.0
+
+    def way(self, step, agree):
+        if step != self._asked and step > 0:
+            self.now += self.seconds[self._way]
+        return super().way(step, agree)
+
+
+STEPS = 24
+RATIOS = {1.0: "dense", 2.0: "bf16"}
+
+
+def ways(rank, seconds, topology):
+    state = DeepReduceState(SPEC, topology=topology, never_slower=True, small_tensor_numel=16)
+    skewed = {way: second * (1 + 0.01 * rank) for way, second in seconds.items()}
+    state._trial = Scripted(skewed)
     model = hooked(state, bucket_cap_mb=25)
-    compressed = []
+    taken = []
     for step in range(STEPS):
         train(rank, model, 1, start=step)
-        compressed.append(state.stats().last.ratio > 1)
-    return compressed, flat(model)
+        taken.append(RATIOS.get(state.stats().last.ratio, "compressed"))
+    return taken, flat(model), str(state.stats().choice)
 
 
-@pytest.mark.parametrize("slow_network", [False, True])
-def test_the_faster_way_is_kept_on_all_ranks(slow_network):
-    (ours, parameters), (theirs, same) = run_ranks(ways, 2, slow_network)
-    assert ours == theirs == 8 * [True] + 8 * [False] + 4 * [slow_network]
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
+@pytest.mark.parametrize(
+    ("seconds", "chosen"), [(FAST_LINK, "dense"), (SLOW_LINK, "compressed"), ({"compressed": 1.0, "dense": 1.5, "bf16": 0.5}, "bf16")]
+)
+def test_the_fastest_way_is_kept_on_all_ranks(seconds, chosen, topology):
+    (ours, parameters, reason), (theirs, same, their_reason) = run_ranks(ways, 2, seconds, topology)
+    assert ours == theirs
+    assert ours[:8] == 4 * ["compressed"] + 4 * ["dense"]
+    assert ours[-1] == chosen
     assert torch.equal(parameters, same)
+    assert reason == their_reason
+    assert reason.startswith(f"{chosen} from step")
+
+
+def bf16_means(rank):
+    state = DeepReduceState(SPEC, never_slower=True, small_tensor_numel=16)
+    state._trial = Scripted({"compressed": 1.0, "dense": 1.0, "bf16": 0.1})
+    found = []
+    for step in range(13):
+        gradient = torch.full((400,), 1e-30 * (rank + 1)) if step < 12 else torch.full((400,), 1e30 * (rank + 1))
+        allreduce_(gradient, state)
+        found.append((state.stats().last.ratio, float(gradient[0])))
+    return found
+
+
+def test_bf16_loses_neither_small_nor_large_values():
+    ours, theirs = run_ranks(bf16_means, 2)
+    assert ours == theirs
+    assert ours[11] == (2.0, pytest.approx(1.5e-30, rel=0.01))
+    assert ours[12] == (2.0, pytest.approx(1.5e30, rel=0.01))
 
 
 def sums(rank, overflow_step, topology):
     state = DeepReduceState(SPEC, topology=topology, never_slower=True, small_tensor_numel=16)
     given, got = torch.zeros(4000), torch.zeros(4000)
-    for step in range(10):
+    for step in range(6):  # four of them compressed
         gradient = torch.randn(4000, generator=torch.Generator().manual_seed(100 * step + rank))
         if step == overflow_step:
             gradient *= float("inf") if rank == 1 else 1.0
@@ -65,7 +175,7 @@ def sums(rank, overflow_step, topology):
     return given, got, state.stats().last.ratio
 
 
-@pytest.mark.parametrize(("overflow_step", "topology"), [(None, "allgather"), (8, "allgather"), (None, "server"), (None, "sharded")])
+@pytest.mark.parametrize(("overflow_step", "topology"), [(None, "allgather"), (4, "allgather"), (None, "server"), (None, "sharded")])
 def test_the_first_dense_step_that_is_not_lost_sends_all_residuals(overflow_step, topology):
     (mine, got, ratio), (others, same, _) = run_ranks(sums, 2, overflow_step, topology)
     assert ratio == 1

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 _TOPOLOGIES = ("allgather", "server", "sharded")
 DEMO_CODECS = ("topr:0.01/rice/qsgd", "topr:0.01/rice/fitpoly", "topr:0.01/bloom:p2,fpr=0.001/qsgd")
+DEMO_LINK = "100mbit"
 
 
 def add(commands: Any) -> None:
@@ -34,7 +35,7 @@ def add(commands: Any) -> None:
         description="Train the same model dense and by every codec, from the same weights, and show what each cost.",
         epilog="examples:\n"
         "  deepreduce train --codec topr:0.01/rice/qsgd --report out\n"
-        "  sudo deepreduce train --workers 4 --codec topr:0.01/rice/qsgd --link 100mbit --steps 100\n"
+        "  deepreduce train --workers 4 --codec topr:0.01/rice/qsgd --link 100mbit --steps 100\n"
         "  deepreduce train --task text --method local:10 --codec none/all/lloyd:2 --seeds 3\n"
         "  torchrun --nproc-per-node 2 -m deepreduce.cli.main train --codec topr:0.01/rice/qsgd",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -55,7 +56,7 @@ def add(commands: Any) -> None:
     train.add_argument("--topology", default="allgather", choices=_TOPOLOGIES, help="who sends what to whom (default allgather)")
     train.add_argument("--memory", default="residual", choices=("residual", "none"), help="error feedback (default residual)")
     train.add_argument("--small", type=natural, default=1024, metavar="N", help="tensors below N elements go dense (default 1024)")
-    train.add_argument("--link", metavar="RATE", help="put every worker on its own shaped link, such as 100mbit (Linux, root)")
+    train.add_argument("--link", metavar="RATE", help="put every worker on its own shaped link, such as 100mbit (Linux)")
     train.add_argument("--epochs", type=positive, metavar="N", help="passes over the data (default: by task)")
     train.add_argument("--steps", type=positive, metavar="N", help="steps, instead of epochs")
     train.add_argument("--batch", type=positive, metavar="N", help="examples per worker and step (default: by task)")
@@ -77,8 +78,9 @@ def add(commands: Any) -> None:
 
     demo = commands.add_parser(
         "demo",
-        help="digits with two workers, dense beside three codecs",
-        description="Train on scikit-learn's digits with two workers, dense beside three codecs: a minute or two.",
+        help=f"digits with two workers on links of {DEMO_LINK}, dense beside three codecs",
+        description=f"Train on scikit-learn's digits with two workers, dense beside three codecs: two or three minutes. The workers are on "
+        f"links of {DEMO_LINK} where the machine can make such (Linux and iproute2, no root).",
         epilog="example: deepreduce demo --report report",
     )
     _add_results(demo)
@@ -100,7 +102,20 @@ def run_demo(args: argparse.Namespace) -> None:
     command = argparse.ArgumentParser()
     add(command.add_subparsers())
     codecs = [word for spec in DEMO_CODECS for word in ("--codec", spec)]
-    _conduct(_plan(command.parse_args(["train", *codecs])), args.json, args.report)
+    _conduct(_plan(command.parse_args(["train", *_demo_link(), *codecs])), args.json, args.report)
+
+
+def _demo_link() -> list[str]:
+    """Return the option for shaped links, where they can be made here; else say why not."""
+    from ..lab.train.failures import LinkError
+    from ..lab.train.links import check_links
+
+    try:
+        check_links()
+    except LinkError as error:
+        print(f"deepreduce: the workers share this machine without a slow link between them: {error}", file=sys.stderr)
+        return []
+    return ["--link", DEMO_LINK]
 
 
 def _plan(args: argparse.Namespace) -> Plan:

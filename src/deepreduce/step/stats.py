@@ -15,6 +15,8 @@ from ..parameters import shown
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from .trial import Choice
+
 
 _LOCK = threading.Lock()  # of all stats: one of their own would keep them from being pickled
 
@@ -144,6 +146,8 @@ _NONE = StepStats(step=-1)
 class Stats:
     """The latest steps of a run, oldest first. Its own `sent_bytes`, `message_bytes` and `dense_bytes` count all steps.
 
+    `choice` is what `never_slower` chose last, and why: None before it has, and without it.
+
     >>> stats = Stats(history=10)
     >>> stats.add(StepStats(step=0, dense_bytes=4000, message_bytes=40, sent_bytes=44), last=False)
     >>> stats.add(StepStats(step=0, dense_bytes=4000, message_bytes=40, sent_bytes=44), last=True)
@@ -156,6 +160,7 @@ class Stats:
             raise ConfigError(f"history is an int of at least 1, got {shown(history)}")
         self.steps: deque[StepStats] = deque(maxlen=history)
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
+        self.choice: Choice | None = None
         self._open = _NONE
 
     @property

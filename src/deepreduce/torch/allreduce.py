@@ -32,11 +32,14 @@ def allreduce_(
     for label, tensor in zip(labels, listed, strict=True):
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
-    if state.compresses():
+    way = state.way()
+    if way == "compressed":
         state.reduce_now(labels, listed, last)
     else:
-        for place, tensor in enumerate(listed):
-            dense.all_reduce(state, tensor, [labels[place]], [tensor], last=last and place == len(listed) - 1).wait()
+        ends = [last and place == len(listed) - 1 for place in range(len(listed))]
+        started = [dense.all_reduce(state, *given, way) for given in zip(listed, zip(labels), zip(listed), ends, strict=True)]
+        for reduced in started:
+            reduced.wait()
 
 
 @lru_cache(maxsize=64)

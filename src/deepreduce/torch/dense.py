@@ -12,6 +12,7 @@ from torch.futures import Future
 
 from ..step.flush import flushed, settled
 from ..step.stats import StepStats, ring_bytes
+from ..step.trial import Way
 from .views import view, write_gradient
 
 if TYPE_CHECKING:
@@ -19,25 +20,40 @@ if TYPE_CHECKING:
 
 
 def all_reduce(
-    state: DeepReduceState, buffer: torch.Tensor, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool
+    state: DeepReduceState,
+    buffer: torch.Tensor,
+    names: Sequence[str],
+    gradients: Sequence[torch.Tensor],
+    last: bool,
+    way: Way = "dense",
 ) -> Future[torch.Tensor]:
-    """Return the mean over all ranks by the group's own allreduce, as the hook that comes with torch does it, with all residuals."""
+    """Return the mean over all ranks by the group's own allreduce, as the hooks that come with torch do it, with all residuals.
+
+    `gradients` are those that may have a residual, by name. By ``"bf16"``, values of more than 16 bits travel as bfloat16: its range is
+    that of float32, so that nothing becomes infinite or zero on the way.
+    """
     sent = _flush(state, names, gradients)
     start, step = time.perf_counter(), state.step
     state.step += 1 if last else 0
-    size, summed = _all_reduced(buffer, state.options.process_group)
+    travels = buffer.to(torch.bfloat16) if way == "bf16" and _is_wide(buffer) else buffer
+    size, summed = _all_reduced(travels, state.options.process_group)
 
     def count(reduced: Future[list[torch.Tensor]]) -> torch.Tensor:
-        dense_bytes = buffer.numel() * buffer.element_size()
+        dense_bytes, message_bytes = (each.numel() * each.element_size() for each in (buffer, travels))
         seconds = time.perf_counter() - start
-        state.stats().add(StepStats(step, dense_bytes, dense_bytes, ring_bytes(dense_bytes, size), exchange_seconds=seconds), last)
+        cost = StepStats(step, dense_bytes, message_bytes, ring_bytes(message_bytes, size), exchange_seconds=seconds)
+        state.stats().add(cost, last)
         mean = reduced.value()[0]
         if sent and _is_finite(mean):  # a step with NaN or Inf in it is skipped
             settled(state.memory, sent)
-        return mean
+        return mean if travels is buffer else buffer.copy_(mean)
 
     reduced: Future[torch.Tensor] = summed.then(count)
     return reduced
+
+
+def _is_wide(buffer: torch.Tensor) -> bool:
+    return buffer.layout == torch.strided and buffer.dtype in (torch.float32, torch.float64)
 
 
 @torch.no_grad()

@@ -19,9 +19,12 @@ def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[t
             "torch.compile with optimize_ddp='python_reducer' gives its hooks single gradients, not the buckets of a step: "
             "set torch._dynamo.config.optimize_ddp to True or False before DistributedDataParallel is made"
         )
-    buffer, gradients, names = bucket.buffer(), bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
-    if not state.compresses():
-        return dense.all_reduce(state, buffer, names, gradients, bucket.is_last())
+    buffer, way = bucket.buffer(), state.way()
+    if way != "compressed" and state.memory.is_empty:
+        return dense.all_reduce(state, buffer, [], [], bucket.is_last(), way)
+    gradients, names = bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
+    if way != "compressed":
+        return dense.all_reduce(state, buffer, names, gradients, bucket.is_last(), way)
     reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last()))
 
     def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:

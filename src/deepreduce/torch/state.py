@@ -26,7 +26,7 @@ from ..step.stats import Stats, StepStats
 from ..step.stopwatch import Stopwatch
 from ..step.topology import AllGather, Topology, topology_of
 from ..step.transport import Transport
-from ..step.trial import Trial, agreed_largest
+from ..step.trial import Trial, Way, agreed_largest
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch
 from .names import Names
@@ -70,8 +70,8 @@ class DeepReduceState:
       optimizer itself has no momentum. `spec` and `memory` may still be given.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
-    - `never_slower`: time steps of both kinds, now and then, and send dense gradients for as long as that is faster. What is sent then
-      depends on the clock: a run cannot be repeated bit by bit.
+    - `never_slower`: time compressed steps, dense ones and dense ones in bfloat16, now and when the link changes, and send what is fastest;
+      `stats().choice` says what and why. It depends on the clock: a run cannot be repeated bit by bit.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange. `history`: steps of which `stats()` keeps the details.
 
     A state can be pickled and copied, before and between steps; the copy opens connections of its own. `close()`, or leaving a ``with``,
@@ -212,11 +212,13 @@ class DeepReduceState:
 
     # A step
 
-    def compresses(self) -> bool:
-        """Return whether the step that is under way travels compressed, on all ranks."""
+    def way(self) -> Way:
+        """Return how the step that is under way is sent, on all ranks."""
         if self._trial is None:
-            return not self.options.dense
-        return self._trial.compresses(self.step, self._agreed)
+            return "dense" if self.options.dense else "compressed"
+        way = self._trial.way(self.step, self._agreed)
+        self._stats.choice = self._trial.choice
+        return way
 
     def _agreed(self, numbers: list[float]) -> list[float]:
         return agreed_largest(numbers, self.transport, Exchange("the times of a trial", 0, self.step, 8 * len(numbers)))

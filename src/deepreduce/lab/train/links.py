@@ -2,47 +2,59 @@
 
 ::
 
-    worker 0 [namespace] eth ── tbf ──┐
-    worker 1 [namespace] eth ── tbf ──┤ bridge
-    worker 2 [namespace] eth ── tbf ──┘
+    worker 0 [namespace] eth0 ── tbf ──┐
+    worker 1 [namespace] eth0 ── tbf ──┤ bridge [namespace]
+    worker 2 [namespace] eth0 ── tbf ──┘
 
-Linux only, and root: nothing else can make namespaces and shape links.
+Linux only. Needs no root where users may make user namespaces; the network of the host is not touched.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ConfigError
 from .failures import LinkError
+from .namespaces import Namespace
 
 _UNITS = {"bit": 1, "kbit": 10**3, "mbit": 10**6, "gbit": 10**9}
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _INTERFACE = "eth0"
-_SUBNET = "10.83"
+_BRIDGE = "bridge0"
+_SUBNET = "10.83.0"
 _LATENCY = "400ms"
 _CONGESTION = "cubic"  # the default of Linux; bbr, which some hosts have, holds short messages back below the rate of the link
-_NAME = re.compile(r"dr(\d+)(w|b|v)\d*")
 
 
 @dataclass(frozen=True)
 class Host:
     """One end of the network: where a worker is started, and under which address others find it."""
 
-    namespace: str
     address: str
     interface: str
+    namespace: Namespace
+    switch: Namespace
+    port: str
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """`arguments` as a command that runs on this host."""
-        return ["ip", "netns", "exec", self.namespace, *arguments]
+        """Return `arguments` as a command that runs on this host."""
+        return self.namespace.command(arguments)
+
+    def limit(self, rate: str | None) -> None:
+        """Set the rate of its link in both directions, also while it is in use; None for no limit."""
+        bucket = None if rate is None else _bucket(parse_rate(rate))
+        for namespace, device in ((self.switch, self.port), (self.namespace, self.interface)):
+            if bucket is not None:
+                namespace.run("tc", "qdisc", "replace", "dev", device, "root", *bucket)
+            else:
+                with suppress(LinkError):  # it had no limit
+                    namespace.run("tc", "qdisc", "delete", "dev", device, "root")
 
 
 def parse_rate(text: str) -> int:
@@ -60,94 +72,54 @@ def parse_rate(text: str) -> int:
 
 def check_links() -> None:
     """Raise `LinkError`, saying what is missing, where shaped links cannot be made."""
+    with shaped_links(1, "1gbit"):
+        pass
+
+
+def _check_tools() -> None:
     if sys.platform != "linux":
-        raise LinkError(f"--link needs the network namespaces of Linux; this is {sys.platform}")
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
+        raise LinkError(f"shaped links need the network namespaces of Linux; this is {sys.platform}")
+    missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        raise LinkError(f"--link needs the command(s) {' and '.join(missing)}: install iproute2 (apt-get install iproute2)")
-    if os.geteuid() != 0:
-        raise LinkError("--link makes network namespaces, which only root may: run it with sudo, or without --link")
+        packages = " ".join(dict.fromkeys(_TOOLS[tool] for tool in missing))
+        raise LinkError(f"shaped links need the command(s) {', '.join(missing)}: install {packages} (apt-get install {packages})")
 
 
 @contextmanager
 def shaped_links(count: int, rate: str | None) -> Iterator[list[Host]]:
-    """`count` hosts on links of `rate` to a common bridge; None for no limit. All is removed at the end, whatever happens inside.
-
-    What an earlier process left because it was killed is removed first.
-    """
-    bits = None if rate is None else parse_rate(rate)
+    """Give `count` hosts on links of `rate` to a common bridge; None for no limit. All is gone at the end, whatever happens inside."""
+    if rate is not None:
+        parse_rate(rate)
     if not 1 <= count <= 250:
         raise ConfigError(f"1 to 250 hosts on shaped links, got {count}")
-    check_links()
-    remove_stale()
-    prefix = f"dr{os.getpid()}"
-    try:
-        yield _build(prefix, count, bits)
-    finally:
-        _remove(prefix, count)
+    _check_tools()
+    with ExitStack() as stack:
+        switch = Namespace.open()
+        stack.callback(switch.close)
+        switch.run("ip", "link", "add", _BRIDGE, "type", "bridge")
+        switch.run("ip", "link", "set", _BRIDGE, "up")
+        hosts = []
+        for number in range(count):
+            namespace = switch.sibling()
+            stack.callback(namespace.close)
+            hosts.append(_attached(switch, namespace, number))
+            hosts[-1].limit(rate)
+        yield hosts
 
 
-def remove_stale() -> None:
-    """Remove the namespaces and bridges of processes that are gone."""
-    for name in [*_namespaces(), *_interfaces()]:
-        match = _NAME.fullmatch(name)
-        if match and not Path(f"/proc/{match[1]}").exists():
-            _run_quietly("ip", "netns" if match[2] == "w" else "link", "delete", name)
-
-
-def _build(prefix: str, count: int, bits: int | None) -> list[Host]:
-    bridge = f"{prefix}b"
-    _run("ip", "link", "add", bridge, "type", "bridge")
-    _run("ip", "link", "set", bridge, "up")
-    return [_attach(prefix, bridge, number, bits) for number in range(count)]
-
-
-def _attach(prefix: str, bridge: str, number: int, bits: int | None) -> Host:
-    namespace, outer = f"{prefix}w{number}", f"{prefix}v{number}"
-    address = f"{_SUBNET}.{os.getpid() % 250 + 1}.{number + 1}"
-    _run("ip", "netns", "add", namespace)
-    _run("ip", "link", "add", outer, "type", "veth", "peer", "name", _INTERFACE, "netns", namespace)
-    _run("ip", "link", "set", outer, "master", bridge, "up")
-    inside = ("ip", "-n", namespace)
-    _run(*inside, "address", "add", f"{address}/24", "dev", _INTERFACE)
-    _run(*inside, "link", "set", "lo", "up")
-    _run(*inside, "link", "set", _INTERFACE, "up")
+def _attached(switch: Namespace, namespace: Namespace, number: int) -> Host:
+    port, address = f"port{number}", f"{_SUBNET}.{number + 1}"
+    switch.run("ip", "link", "add", port, "type", "veth", "peer", "name", _INTERFACE, "netns", namespace.pid)
+    switch.run("ip", "link", "set", port, "master", _BRIDGE, "up")
+    namespace.run("ip", "address", "add", f"{address}/24", "dev", _INTERFACE)
+    namespace.run("ip", "link", "set", "lo", "up")
+    namespace.run("ip", "link", "set", _INTERFACE, "up")
     if _CONGESTION in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
-        subnet = f"{address.rpartition('.')[0]}.0/24"
-        _run(*inside, "route", "change", subnet, "dev", _INTERFACE, "src", address, "congctl", _CONGESTION)
-    if bits is not None:
-        _run("tc", "qdisc", "add", "dev", outer, "root", *_bucket(bits))
-        _run("tc", "-n", namespace, "qdisc", "add", "dev", _INTERFACE, "root", *_bucket(bits))
-    return Host(namespace, address, _INTERFACE)
+        namespace.run("ip", "route", "change", f"{_SUBNET}.0/24", "dev", _INTERFACE, "src", address, "congctl", _CONGESTION)
+    return Host(address, _INTERFACE, namespace, switch, port)
 
 
 def _bucket(bits: int) -> list[str]:
     """A token bucket of one millisecond: a larger one would let whole compressed messages pass at once, and measure no link at all."""
     burst = max(3200, bits // 8 // 1000)
     return ["tbf", "rate", f"{bits}bit", "burst", str(burst), "latency", _LATENCY]
-
-
-def _remove(prefix: str, count: int) -> None:
-    for number in range(count):
-        _run_quietly("ip", "netns", "delete", f"{prefix}w{number}")
-        _run_quietly("ip", "link", "delete", f"{prefix}v{number}")
-    _run_quietly("ip", "link", "delete", f"{prefix}b")
-
-
-def _namespaces() -> list[str]:
-    folder = Path("/run/netns")
-    return [path.name for path in folder.iterdir()] if folder.is_dir() else []
-
-
-def _interfaces() -> list[str]:
-    return [path.name for path in Path("/sys/class/net").iterdir()]
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise LinkError(f"cannot shape links here: `{' '.join(command)}` says: {done.stderr.strip() or done.returncode}")
-
-
-def _run_quietly(*command: str) -> None:
-    subprocess.run(command, capture_output=True, check=False)
