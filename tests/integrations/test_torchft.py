@@ -1,0 +1,202 @@
+"""DiLoCo of torchft: a lighthouse and two replicas, each a process of its own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from deepreduce.errors import ConfigError
+
+from .scripts import EXAMPLES
+
+LOSSY = "topr:0.05/rice/qsgd"
+LIGHTHOUSE = """
+import time
+from torchft.coordination import LighthouseServer
+server = LighthouseServer(bind="127.0.0.1:0", min_replicas={min_replicas}, join_timeout_ms=1000)
+print(server.address(), flush=True)
+time.sleep(600)
+"""
+REPLICA = """
+import sys, torch
+sys.path.insert(0, {examples!r})
+torch.set_num_threads(1)
+from torchft_diloco import train
+torch.save(train({replica}, {syncs}, {spec!r}).state_dict(), {path!r})
+"""
+
+
+@contextlib.contextmanager
+def started(code, **environment):
+    """A Python process that does not outlive the block."""
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | environment
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-u", "-c", code], stdout=pipe, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def lighthouse(min_replicas):
+    return started(LIGHTHOUSE.format(min_replicas=min_replicas))
+
+
+def replica(server_address, number, syncs, spec, path):
+    code = REPLICA.format(examples=str(EXAMPLES), replica=number, syncs=syncs, spec=spec, path=str(path))
+    return started(code, TORCHFT_LIGHTHOUSE=server_address)
+
+
+def ended(process):
+    try:
+        output = process.communicate(timeout=240)[0]
+    except subprocess.TimeoutExpired as late:
+        raise AssertionError((late.output or b"").decode()[-4000:]) from late
+    assert process.returncode == 0, output[-4000:]
+    return output
+
+
+def trained(folder, spec):
+    """The parameters of two replicas that ran from start to end."""
+    paths = [folder / f"{number}.pt" for number in range(2)]
+    with lighthouse(min_replicas=2) as server:
+        address = server.stdout.readline().strip()
+        with replica(address, 0, 3, spec, paths[0]) as first, replica(address, 1, 3, spec, paths[1]) as second:
+            ended(first), ended(second)
+    return [torch.cat([values.reshape(-1) for values in torch.load(path).values()]) for path in paths]
+
+
+def test_without_loss_the_parameters_are_those_of_torchft(tmp_path):
+    own, ours = (trained(tmp_path, spec)[0] for spec in (None, "dense"))
+    assert torch.allclose(own, ours, rtol=0, atol=1e-6)
+
+
+def wait_for_sync(process, number, seconds=200):
+    """Read what a replica prints until it is so far."""
+    lines, end = [], time.monotonic() + seconds
+    while time.monotonic() < end:
+        lines.append(process.stdout.readline())
+        if lines[-1].startswith(f"sync {number}:"):
+            return
+        if not lines[-1]:
+            break
+    raise AssertionError("".join(lines[-50:]))
+
+
+def test_a_replica_that_was_killed_rejoins_and_ends_with_the_same_parameters(tmp_path):
+    paths = [tmp_path / f"{number}.pt" for number in range(2)]
+    with lighthouse(min_replicas=1) as server:
+        address = server.stdout.readline().strip()
+        with replica(address, 0, 4000, LOSSY, paths[0]) as survivor:
+            with replica(address, 1, 4000, LOSSY, paths[1]) as killed:
+                wait_for_sync(killed, 5)
+            wait_for_sync(survivor, 8)
+            with replica(address, 1, 4000, LOSSY, paths[1]) as again:
+                output = ended(again)
+                ended(survivor)
+    assert "times fewer bytes" in output
+    first, second = map(torch.load, paths)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+class Alone:
+    """A process group of one."""
+
+    def rank(self):
+        return 0
+
+    def size(self):
+        return 1
+
+    def allgather(self, outputs, inputs, options):
+        outputs[0][0].copy_(inputs[0])
+        return SimpleNamespace(wait=lambda: True)
+
+
+class Manager:
+    """A manager of one replica that commits when it is told to."""
+
+    def __init__(self):
+        self.commits, self.step, self.errors = True, 0, []
+
+    def errored(self):
+        return self.errors[0] if self.errors else None
+
+    def report_error(self, error):
+        self.errors.append(error)
+
+    def wait_quorum(self):
+        pass
+
+    def is_participating(self):
+        return True
+
+    def num_participants(self):
+        return 1
+
+    def current_step(self):
+        return self.step
+
+    def should_commit(self, timeout=None):
+        committed = self.commits and not self.errors
+        self.step += committed
+        self.errors = []
+        return committed
+
+
+def compressed(spec="topr:1/raw/raw"):
+    from deepreduce.integrations.torchft import CompressedManager
+
+    manager = Manager()
+    return manager, CompressedManager(manager, Alone(), spec, small_tensor_numel=0)
+
+
+def synchronized(manager, values):
+    gradient = torch.tensor(values)
+    work = manager.allreduce(gradient, should_quantize=False)
+    assert gradient.tolist() == values  # nothing happens before someone waits
+    assert work.wait()
+    assert work.get_future().value() is gradient
+    return gradient.tolist(), manager.should_commit()
+
+
+def test_the_residual_rolls_back_where_a_synchronization_is_not_committed():
+    own, manager = compressed()
+    assert synchronized(manager, [3.0, 2.0]) == ([3.0, 0.0], True)
+    own.commits = False
+    assert synchronized(manager, [1.0, 2.5]) == ([0.0, 4.5], False)
+    own.commits = True
+    assert synchronized(manager, [1.0, 2.5]) == ([0.0, 4.5], True)
+    assert np.array_equal(manager.memory.own.residuals["fragment 0 tensor 0"], [1.0, 0.0])
+
+
+def test_an_error_is_the_managers_to_handle():
+    _, manager = compressed()
+    manager.process_group.allgather = lambda *arguments: 1 / 0
+    assert synchronized(manager, [3.0, 2.0])[1] is False
+    assert manager.memory.own.residuals == {}
+
+
+def test_a_checkpoint_keeps_the_residual():
+    own, manager = compressed()
+    own.state_dict, own.load_state_dict = lambda: {"step": 1}, lambda state: None
+    synchronized(manager, [3.0, 2.0])
+    other, resumed = compressed()
+    other.load_state_dict = lambda state: None
+    resumed.load_state_dict(manager.state_dict())
+    assert synchronized(resumed, [1.0, 0.0]) == synchronized(manager, [1.0, 0.0]) == ([0.0, 2.0], True)
+
+
+def test_parameters_are_not_compressed_by_mistake():
+    _, manager = compressed()
+    with pytest.raises(ConfigError, match="LocalSGD averages parameters"):
+        manager.allreduce(torch.ones(2))
+    with pytest.raises(ConfigError, match="leave it False"):
+        manager.allreduce(torch.ones(2), should_quantize=True)
