@@ -17,6 +17,7 @@ from turns import best_of
 import deepreduce as dr
 from deepreduce.reader import Reader
 from deepreduce.source import Space, as_source
+from deepreduce.tensor import Support
 
 POLICIES = ("p0", "p1", "p2", "leftmost", "naive")
 MB = 1e6
@@ -32,19 +33,19 @@ def topk(gradient: np.ndarray, count: int) -> dict[str, Callable[[], object]]:
     return {"torch.topk": lambda: torch.topk(tensor.abs(), count)}
 
 
-def checked_sides(codec: dr.DeepReduce, gradient: np.ndarray, kept: np.ndarray) -> dict[str, Callable[[], object]]:
+def checked_sides(codec: dr.DeepReduce, gradient: np.ndarray, selected: Support) -> dict[str, Callable[[], object]]:
     """The four steps to time, after a round trip that has to be right."""
     space = Space(gradient.shape)
     blob = codec.encode(gradient, seed=1)
-    part, support = codec.index.encode(kept, space, seed=1)
-    seen = codec.index.decode(Reader(part), support.size, space)
-    assert codec.index.slips or np.array_equal(seen, support), "the reader sees another support"
+    part, support = codec.index.encode(selected, space, seed=1)
+    seen = codec.index.decode(Reader(part), support.nnz, space).positions
+    assert codec.index.slips or np.array_equal(seen, support.positions), "the reader sees another support"
     assert codec.index.slips or np.array_equal(dr.decode(blob)[seen], gradient[seen]), "the values changed"
     return {
         "encode": lambda: codec.encode(gradient, seed=1),
         "decode": lambda: dr.decode(blob),
-        "index encode": lambda: codec.index.encode(kept, space, seed=1),
-        "index decode": lambda: codec.index.decode(Reader(part), support.size, space),
+        "index encode": lambda: codec.index.encode(selected, space, seed=1),
+        "index decode": lambda: codec.index.decode(Reader(part), support.nnz, space),
     }
 
 
@@ -72,12 +73,12 @@ def _status_bytes(key: str) -> int:
 def row(policy: str, gradient: np.ndarray, args: argparse.Namespace) -> str:
     """One policy, measured."""
     codec = dr.parse(f"topr:{args.ratio}/bloom:{policy},fpr={args.fpr}/raw")
-    kept = codec.sparsifier.select(as_source(gradient), 0)
-    best = best_of(args.repeat, checked_sides(codec, gradient, kept) | topk(gradient, kept.size))
+    selected = codec.sparsifier.select(as_source(gradient), 0)
+    best = best_of(args.repeat, checked_sides(codec, gradient, selected) | topk(gradient, selected.nnz))
     whole, alone, rival = best["encode"] + best["decode"], best["index encode"] + best["index decode"], best.get("torch.topk")
     blob = codec.encode(gradient, seed=1)
     info, tensor = dr.inspect(blob), dr.decode_sparse(blob)
-    hits = np.isin(tensor.indices, kept).sum() / kept.size
+    hits = np.isin(tensor.indices, selected.positions).sum() / selected.nnz
     missed = np.sum((gradient - tensor.to_dense()) ** 2, dtype=np.float64) / np.sum(gradient**2, dtype=np.float64)
     peak = peak_bytes(blob, codec.encode(gradient[:1000], seed=1))
     beyond = "-" if peak is None else f"{(peak - gradient.nbytes - info.index_bytes) / MB:.1f}"
@@ -85,7 +86,7 @@ def row(policy: str, gradient: np.ndarray, args: argparse.Namespace) -> str:
     times = [1000 * seconds for seconds in (best["encode"], best["decode"], alone)]
     return (
         f"{policy:<10}{times[0]:9.1f}{times[1]:9.1f}{times[2]:9.1f}{1000 * (rival or 0):9.1f}{ratio:>8}"
-        f"{info.nnz:>10,}{8 * info.index_bytes / kept.size:>8.2f}{hits:>9.4f}{missed:>8.4f}{beyond:>9}"
+        f"{info.nnz:>10,}{8 * info.index_bytes / selected.nnz:>8.2f}{hits:>9.4f}{missed:>8.4f}{beyond:>9}"
     )
 
 

@@ -63,7 +63,7 @@ def compare_times(count: int, repeats: int) -> None:
 def compare_choices() -> None:
     tensors = [g.reshape(-1) for name in NAMES for g in load(name).values() if g.size >= 20_000]
     kept = [largest(g, g.size // 100) for g in tensors]
-    print(f"\nmean over the largest 1% of {len(kept)} recorded gradients of 20,000 elements and more; bits a value")
+    print(f"\nmean over the largest 1% of {len(kept)} recorded gradients of 20,000 elements and more; bits per value")
     print(f"{'codec':60} {'values':>7} {'order':>6} {'sum':>6} {'error':>7} {'worst':>7}")
     codecs = [dr.FitPoly(segments, block=block) for segments in SEGMENTS for block in BLOCKS] + [dr.FitDExp(block) for block in BLOCKS]
     for codec in codecs:

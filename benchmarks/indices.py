@@ -1,4 +1,4 @@
-"""Lossless index codecs beside the pcodec package: bits an index against the bound, encode and decode rates.
+"""Lossless index codecs beside the pcodec package: bits per index against the bound, encode and decode rates.
 
     python benchmarks/indices.py [--out indices.csv] [--repeats 15] [--gradients FOLDER]
 
@@ -28,20 +28,18 @@ from deepreduce.lab.data import NAMES, load
 from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE
 from deepreduce.source import Space, as_source
+from deepreduce.tensor import Support
 
 UNIFORM_NUMEL = 16_800_000
 UNIFORM_DENSITIES = (0.001, 0.01, 0.1)
 TOP = 0.01
 
-Positions = NDArray[np.int64]
 
-
-class Support(NamedTuple):
-    """Positions to encode, and where they come from."""
+class Case(NamedTuple):
+    """A support to encode, and where it comes from."""
 
     data: str
-    kept: Positions
-    numel: int
+    support: Support
 
 
 class Contender(NamedTuple):
@@ -69,15 +67,14 @@ class Row(NamedTuple):
     decode_mega_per_s: float
 
 
-def supports(folder: Path | None) -> Iterator[Support]:
+def cases(folder: Path | None) -> Iterator[Case]:
     for density in UNIFORM_DENSITIES:
-        kept = dr.RandomR(density).select(as_source(np.empty(UNIFORM_NUMEL, np.float32)), seed=1)
-        yield Support(f"uniform {density:.1%}", kept, UNIFORM_NUMEL)
+        yield Case(f"uniform {density:.1%}", dr.RandomR(density).select(as_source(np.empty(UNIFORM_NUMEL, np.float32)), seed=1))
     for name, flat in recorded(folder):
-        yield Support(f"{name} top {TOP:.0%}", dr.TopR(TOP).select(as_source(flat), seed=0), flat.size)
-        kept = dr.NonZero().select(as_source(flat), seed=0)
-        if kept.size < flat.size:
-            yield Support(f"{name} non-zeros", kept, flat.size)
+        yield Case(f"{name} top {TOP:.0%}", dr.TopR(TOP).select(as_source(flat), seed=0))
+        nonzero = dr.NonZero().select(as_source(flat), seed=0)
+        if not nonzero.is_all:
+            yield Case(f"{name} non-zeros", nonzero)
 
 
 def recorded(folder: Path | None) -> Iterator[tuple[str, NDArray[np.float32]]]:
@@ -95,25 +92,26 @@ def contenders(support: Support) -> list[Contender]:
     found = []
     for entry in INDEX_STAGE.table:
         if entry.codec.lossless:
-            found.append(contender(entry.name, entry.codec(), support.kept, space))
-    return [*found, bare_pcodec(support.kept)]
+            found.append(contender(entry.name, entry.codec(), support, space))
+    return [*found, bare_pcodec(support.positions)]
 
 
-def contender(name: str, codec: dr.IndexCodec, kept: Positions, space: Space) -> Contender:
-    chosen = codec.choose(kept, space)
-    part, _ = chosen.encode(kept, space, 0)
-    if not np.array_equal(chosen.decode(Reader(part), kept.size, space), kept):
+def contender(name: str, codec: dr.IndexCodec, support: Support, space: Space) -> Contender:
+    chosen = codec.choose(support, space)
+    part, _ = chosen.encode(support, space, 0)
+    decoded = chosen.decode(Reader(part), support.nnz, space)
+    if not np.array_equal(decoded.positions if isinstance(decoded, Support) else decoded, support.positions):
         raise SystemExit(f"{name} does not give back the positions it was given")
     return Contender(
         name,
-        lambda: codec.choose(kept, space).encode(kept, space, 0),
-        lambda: chosen.decode(Reader(part), kept.size, space),
+        lambda: codec.choose(support, space).encode(support, space, 0),
+        lambda: chosen.decode(Reader(part), support.nnz, space),
         len(part),
     )
 
 
-def bare_pcodec(kept: Positions) -> Contender:
-    gaps, config = np.diff(kept, prepend=-1).astype(np.uint32), ChunkConfig()
+def bare_pcodec(positions: NDArray[np.int64]) -> Contender:
+    gaps, config = np.diff(positions, prepend=-1).astype(np.uint32), ChunkConfig()
     packed = standalone.simple_compress(gaps, config)
     if not np.array_equal(standalone.simple_decompress(packed), gaps):
         raise SystemExit("pcodec does not give back the gaps it was given")
@@ -128,22 +126,22 @@ def bound_bits(numel: int, nnz: int) -> float:
     return log_choices / math.log(2) / nnz
 
 
-def measure(support: Support, repeats: int, commit: str) -> Iterator[Row]:
-    found = contenders(support)
-    encode_seconds = best_of(repeats, {str(place): each.encode for place, each in enumerate(found)}).values()
-    decode_seconds = best_of(repeats, {str(place): each.decode for place, each in enumerate(found)}).values()
-    nnz = support.kept.size
+def measure(case: Case, repeats: int, commit: str) -> Iterator[Row]:
+    found = contenders(case.support)
+    encode_seconds = best_of(repeats, {str(number): each.encode for number, each in enumerate(found)}).values()
+    decode_seconds = best_of(repeats, {str(number): each.decode for number, each in enumerate(found)}).values()
+    numel, nnz = case.support.numel, case.support.nnz
     for each, encoding, decoding in zip(found, encode_seconds, decode_seconds, strict=True):
         yield Row(
             commit=commit,
             machine=f"{platform.machine()} {platform.system()}",
-            data=support.data,
-            numel=support.numel,
+            data=case.data,
+            numel=numel,
             nnz=nnz,
             codec=each.name,
             bytes=each.size_bytes,
             bits_per_index=round(8 * each.size_bytes / nnz, 4),
-            bound_bits=round(bound_bits(support.numel, nnz), 4),
+            bound_bits=round(bound_bits(numel, nnz), 4),
             encode_mega_per_s=round(nnz / encoding / 1e6, 1),
             decode_mega_per_s=round(nnz / decoding / 1e6, 1),
         )
@@ -158,13 +156,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="file for the rows; standard output by default")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--gradients", type=Path, help="folder of npz files, one a model, instead of the recorded gradients of the package")
+    parser.add_argument("--gradients", type=Path, help="folder of npz files, one per model, instead of the gradients of the package")
     arguments = parser.parse_args()
     with open(arguments.out, "w", newline="") if arguments.out else sys.stdout as file:
         writer = csv.writer(file)
         writer.writerow(Row._fields)
-        for support in supports(arguments.gradients):
-            writer.writerows(measure(support, arguments.repeats, current_commit()))
+        for case in cases(arguments.gradients):
+            writer.writerows(measure(case, arguments.repeats, current_commit()))
             file.flush()
 
 

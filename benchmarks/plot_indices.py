@@ -63,7 +63,7 @@ def draw_sizes(axes: Axes, rows: Rows) -> None:
     axes.set_xlim(0.03, 50)
     axes.set_yticks(range(len(CODECS)), CODECS)
     axes.set_ylim(len(CODECS) - 0.5, -1)
-    axes.set_xlabel("bits an index")
+    axes.set_xlabel("bits per index")
     axes.set_title("Size")
     axes.grid(axis="x", color="#e6e6e6")
     axes.legend(loc="upper left", frameon=False, fontsize=8, bbox_to_anchor=(0.0, 0.92))
@@ -78,7 +78,7 @@ def draw_rates(axes: Axes, rows: Rows) -> None:
     axes.set_xticks(RATE_TICKS, [f"{tick:g}" for tick in RATE_TICKS])
     axes.minorticks_off()
     axes.set_xlim(2, 4000)
-    axes.set_xlabel("million indices a second, one core")
+    axes.set_xlabel("million indices per second, one core")
     axes.set_title("Rate, uniform 1% of 16.8 million")
     axes.grid(axis="x", color="#e6e6e6")
     axes.legend(loc="upper left", frameon=False, fontsize=8)
@@ -104,7 +104,7 @@ def tables(rows: Rows) -> str:
         pairs = ((number(rows, each, codec, f"{way}_mega_per_s") for way in ("encode", "decode")) for each in uniform)
         rates.append(line(f"`{codec}`", (" / ".join(f"{rate:.{0 if rate >= 10 else 1}f}" for rate in pair) for pair in pairs)))
     sizes.append(line(f"`bloom`, FPR {FPR:g} (lossy)", [f"{BLOOM_BITS:.2f}"] * len(data)))
-    return "\n".join([*head("bits an index", data), *sizes, "", *head("million indices a second", uniform), *rates])
+    return "\n".join([*head("bits per index", data), *sizes, "", *head("million indices per second", uniform), *rates])
 
 
 def size(bits: float) -> str:

@@ -58,7 +58,7 @@ def panel(axes: Axes, rows: list[dict[str, str]]) -> None:
     axes.set_yscale("log")
     axes.set_ylim(1e-4, 2)
     axes.set_xlim(0, 33)
-    axes.set_xlabel("bits a value, order included")
+    axes.set_xlabel("bits per value, order included")
     axes.grid(alpha=0.25, which="major")
 
 

@@ -23,8 +23,8 @@ def main() -> None:
 
     def ours() -> tuple[np.ndarray, np.ndarray]:
         source = DenseSource(gradient)
-        positions = source.top(count)
-        return positions, source.gather(positions)
+        support = source.top(count)
+        return support.positions, source.gather(support)
 
     def theirs() -> tuple[torch.Tensor, torch.Tensor]:
         positions = torch.topk(tensor.abs(), count).indices
@@ -32,7 +32,7 @@ def main() -> None:
 
     assert np.array_equal(ours()[0], np.sort(theirs()[0].numpy())), "not the same elements"
     best = best_of(args.repeat, {"topr": ours, "torch.topk": theirs})
-    print(f"{args.numel:,} float32, {count:,} kept, torch with {torch.get_num_threads()} threads")
+    print(f"{args.numel:,} float32, {count:,} selected, torch with {torch.get_num_threads()} threads")
     for name, seconds in best.items():
         print(f"  {name:<12}{1000 * seconds:8.1f} ms")
     print(f"  {best['torch.topk'] / best['topr']:.1f} times faster")

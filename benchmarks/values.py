@@ -54,7 +54,7 @@ FIGURE_10A = {
     **{name: spec for name, spec in TABLE_3.items() if name.startswith("DR")},
     "DR[BF-P2, Fit-Poly]": "topr:0.01/bloom:p2,fpr=0.001/fitpoly:degree=5",
     "DR[BF-P0, QSGD]": "topr:0.01/bloom:p0,fpr=0.001/qsgd:7",
-    "SketchML": "topr:0.01/delta/sketch:bits=6",
+    "SketchML": "topr:0.01/delta/sketch:bits=6,groups=8",
     "SKCompress": "topr:0.01/deltahuffman/sketch:bits=7,huffman=true",
 }
 

@@ -8,6 +8,8 @@ import math
 import struct
 import zlib
 from collections import Counter
+from functools import partial
+from math import inf
 from typing import NamedTuple
 
 
@@ -503,7 +505,7 @@ def some(positives, nnz, probes, start):
     return taken
 
 
-def by_conflict_sets(positives, nnz, probes, start):
+def by_conflict_sets(positives, nnz, probes, start, most=255):
     if nnz == len(positives):
         return positives
     bits_of = {position: set(probes(position)) for position in positives}
@@ -512,7 +514,7 @@ def by_conflict_sets(positives, nnz, probes, start):
     if len(certain) >= nnz:
         return certain[:nnz]
     taken = set(certain)
-    sets = {bit: [] for bit in sorted(sizes, key=lambda bit: (min(sizes[bit], 255), bit))}
+    sets = {bit: [] for bit in sorted(sizes, key=lambda bit: (min(sizes[bit], most), bit))}
     for position in positives:
         if position not in taken:
             for bit in bits_of[position]:
@@ -539,6 +541,7 @@ POLICIES = {
     "leftmost": leftmost,
     "middle": middle,
     "rightmost": rightmost,
+    "p2exact": partial(by_conflict_sets, most=inf),
 }
 
 
@@ -735,12 +738,12 @@ def pco_value(part, nnz, dtype, level):
     return raw_value(Bytes(pcodec_stream(part, kind, nnz) if nnz else b""), nnz, dtype)
 
 
-def qsgd(part, nnz, dtype, bits, bucket, norm):
-    norms = part.floats("f", -(-nnz // bucket))
+def qsgd(part, nnz, dtype, bits, group, norm):
+    norms = part.floats("f", -(-nnz // group))
     must(all(0 <= norm < math.inf for norm in norms), "a norm that cannot be")
     levels, values = 2 ** (bits - 1) - 1, []
     for i, code in enumerate(packed(part, bits, nnz)):
-        step = norms[i // bucket] / levels
+        step = norms[i // group] / levels
         value = (-1.0 if code >> bits - 1 else 1.0) * (step * (code & levels))
         if dtype != "float64":
             value = widened(rounded(value, "float32"), "float32")
@@ -750,19 +753,23 @@ def qsgd(part, nnz, dtype, bits, bucket, norm):
 
 def sketch(part, nnz, dtype, bits, huffman, groups, rows, columns):
     must(not groups or (2 <= groups <= 2 ** (bits - 1) and groups.bit_count() == 1 and not huffman), "groups that cannot be")
-    buckets = 2**bits
+    bins = 2**bits
     mean_dtype = dtype if ITEM_BYTES[dtype] == 2 else "float32"
-    means = [widened(part.take(ITEM_BYTES[mean_dtype]), mean_dtype) for _ in range(buckets)]
+    means = [widened(part.take(ITEM_BYTES[mean_dtype]), mean_dtype) for _ in range(bins)]
     must(all(math.isfinite(mean) for mean in means), "a mean that is not finite")
     if groups:
-        numbers = grouped(part, nnz, buckets // groups, groups, rows, columns)
+        numbers = grouped(part, nnz, bins // groups, groups, rows, columns)
     elif huffman:
-        code, stream = Code(read_lengths(part, buckets)), Bits(part)
+        code, stream = Code(read_lengths(part, bins)), Bits(part)
         numbers = [code.symbol(stream) for _ in range(nnz)]
         stream.end()
     else:
         numbers = packed(part, bits, nnz)
     return [rounded(means[i], dtype) for i in numbers]
+
+
+def lloyd(part, nnz, dtype, bits):
+    return sketch(part, nnz, dtype, bits, False, 0, 0, 0)
 
 
 def grouped(part, nnz, size, groups, rows, columns):
@@ -956,4 +963,5 @@ VALUES = {
     8: (fitdexp, integer(2, 2**31)),
     9: (sketch, integer(1, 8), word("true", "false"), integer(0, 128), integer(1, 8), real(JUST_ABOVE_0, 1)),
     10: (threelc, real(1, JUST_BELOW_2)),
+    11: (lloyd, integer(1, 8)),
 }

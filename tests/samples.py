@@ -1,6 +1,6 @@
 """Codecs with the parameters that the contract is checked for. Every registered name must have its line here or work by default."""
 
-from deepreduce import registry
+from deepreduce import registry, specs
 from deepreduce.registry import Stage
 
 SPARSIFIER_SAMPLES = [
@@ -32,6 +32,7 @@ INDEX_SAMPLES = [
     "bloom:p1,fpr=0.1",
     "bloom:p2",
     "bloom:p2,fpr=0.3",
+    "bloom:p2exact,fpr=0.3",
     "bloom:naive,fpr=0.01",
     "bloom:leftmost,fpr=0.01",
     "bloom:middle,fpr=0.05",
@@ -51,12 +52,14 @@ VALUE_SAMPLES = [
     "fitdexp",
     "fitdexp:16",
     "qsgd",
-    "qsgd:2,bucket=7,norm=l2",
+    "qsgd:2,group=7,norm=l2",
     "sketch",
     "sketch:3,huffman=true",
     "sketch:4,groups=2",
     "threelc",
     "threelc:1.75",
+    "lloyd",
+    "lloyd:5",
 ]
 
 SAMPLES = dict(zip(registry.STAGES, (SPARSIFIER_SAMPLES, INDEX_SAMPLES, VALUE_SAMPLES), strict=True))
@@ -68,7 +71,7 @@ def codec_of(stage: Stage, piece: str):
     """The codec that this piece of a spec gives."""
     number = registry.STAGES.index(stage)
     pieces = [*_PLAIN[:number], piece, *_PLAIN[number + 1 :]]
-    return registry.parse_stages("/".join(pieces))[number]
+    return specs.parse_stages("/".join(pieces))[number]
 
 
 def codecs_of(stage: Stage) -> list[tuple[str, object]]:

@@ -64,6 +64,28 @@ def test_a_lossy_codec_is_held_to_its_bound(convolution):
         check({"": convolution}, {"": dr.inspect(blob)}, {"": changed})
 
 
+@pytest.mark.parametrize("value", ["raw", "fp16", "bf16", "qsgd"])
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_a_right_round_trip_of_non_finite_values_is_right(convolution, value, number):
+    gradient = convolution.copy().reshape(-1)
+    gradient[[7, 4000]] = number
+    row = measure("g", gradient, f"topr:0.01/raw/{value}", repeat=1)
+    assert np.isfinite(row.relative_error)
+    assert row.codec_error < 0.01
+
+
+def test_a_wrong_round_trip_of_non_finite_values_is_wrong(convolution):
+    gradient = convolution.copy().reshape(-1)
+    gradient[7] = np.inf
+    blob = dr.encode(gradient, "topr:0.01/raw/fp16")
+    sent = dr.decode_sparse(blob)
+    for wrong in (-np.inf, np.nan, 65504.0):
+        values = np.where(np.isinf(sent.values), np.float32(wrong), sent.values)
+        with pytest.raises(RoundTripError, match="does not allow"):
+            check({"": gradient}, {"": dr.inspect(blob)}, {"": dr.SparseTensor(sent.indices, values, sent.shape)})
+    assert measure("g", gradient, "randomr:10/raw/raw", repeat=1).relative_error == np.inf
+
+
 def test_default_specs_are_valid_and_cover_the_paper():
     for spec in DEFAULT.values():
         dr.parse(spec)

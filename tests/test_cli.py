@@ -50,14 +50,33 @@ def test_many_tensors_there_and_back(tmp_path, capsys):
     assert back["h"].view(ml_dtypes.bfloat16).tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize("name", ["../../evil", "/etc/evil", "a/../../b", "..", "a\\b", "C:/evil", "a\0b", "line\nbreak", "x" * 65_535])
+def test_unsafe_tensor_names_are_refused_and_nothing_is_written(tmp_path, capsys, name):
+    tensors = {"good": np.ones(2, np.float32), name: np.ones(2, np.float32)}
+    (tmp_path / "m.dr").write_bytes(dr.parse("dense").encode_many(tensors))
+    assert run("decode", tmp_path / "m.dr", tmp_path / "back.npz") == 1
+    error = capsys.readouterr().err
+    assert "nothing is written" in error
+    assert error.count("\n") == 1
+    assert len(error) < 500
+    assert [path.name for path in tmp_path.iterdir()] == ["m.dr"]
+
+
+@pytest.mark.parametrize("name", ["", "layer.0/weight:0", "w:0", "..a/b..", "module.weight", "größe", "a b"])
+def test_usual_tensor_names_are_kept(tmp_path, name):
+    (tmp_path / "m.dr").write_bytes(dr.parse("dense").encode_many({name: np.ones(2, np.float32)}))
+    assert run("decode", tmp_path / "m.dr", tmp_path / "back.npz") == 0
+    assert np.load(tmp_path / "back.npz").files == [name]
+
+
 def test_codecs_lists_every_name_and_preset(capsys):
-    from deepreduce import registry
+    from deepreduce import presets, registry
 
     assert run("codecs") == 0
     shown = capsys.readouterr().out
     for stage in registry.STAGES:
         assert all(f"\n{entry.name} " in shown for entry in stage.table)
-    assert all(spec in shown for spec in registry.PRESETS.values())
+    assert all(spec in shown for spec in presets.PRESETS.values())
 
 
 def test_problems_are_told_in_one_line_with_an_exit_code(tmp_path, capsys):

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import deepreduce as dr
-from deepreduce import indices, registry, reorder, sparsify, values
+from deepreduce import indices, reorder, sparsify, specs, values
 from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, STAGES, VALUE_STAGE
 from deepreduce.source import Space, as_source
 
+from . import arrays
 from .samples import SAMPLES, codecs_of
 from .tensors import fixed_gradients, gradients, same_bits, supports
 
@@ -51,12 +52,12 @@ def test_every_codec_class_is_registered_and_public(stage, package):
 
 @pytest.mark.parametrize(("stage", "codec"), ALL_SAMPLES)
 def test_spec_wire_arguments_and_repr_round_trip(stage, codec):
-    text = registry.format_codec(stage, codec)
+    text = specs.format_codec(stage, codec)
     number = STAGES.index(stage)
     pieces = ["none", "raw", "raw"]
     pieces[number] = text
     assert dr.parse("/".join(pieces)).stages[number] == codec
-    assert registry.from_wire_arguments(stage.by_codec(codec), registry.wire_arguments(codec)) == codec
+    assert specs.from_wire_arguments(stage.by_codec(codec), codec.argument_text) == codec
     assert eval(repr(codec), {type(codec).__name__: type(codec)}) == codec
     assert dataclasses.is_dataclass(codec)
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -72,14 +73,14 @@ def test_spec_wire_arguments_and_repr_round_trip(stage, codec):
 @settings(max_examples=60, deadline=None)
 def test_sparsifier(codec, gradient, seed):
     before = gradient.copy()
-    kept = codec.select(as_source(gradient), seed)
+    kept = codec.select(as_source(gradient), seed).positions
     assert kept.dtype == np.int64
     assert np.all(np.diff(kept) > 0)
     assert kept.size == 0 or (kept[0] >= 0 and kept[-1] < gradient.size)
-    assert np.array_equal(kept, codec.select(as_source(gradient), seed))
+    assert np.array_equal(kept, codec.select(as_source(gradient), seed).positions)
     assert same_bits(before, gradient)
     sparse = dr.decode_sparse(dr.parse("nonzero/raw/raw").encode(gradient))
-    on_sparse = codec.select(as_source(sparse), seed)
+    on_sparse = codec.select(as_source(sparse), seed).positions
     assert np.all(np.diff(on_sparse) > 0)
 
 
@@ -93,13 +94,13 @@ def test_index_codec(codec, support, seed):
     kept, shape = support
     space = Space(shape)
     before = kept.copy()
-    chosen = codec.choose(kept, space)
-    part, announced = chosen.encode(kept, space, seed)
+    chosen = arrays.choose(codec, kept, space)
+    part, announced = arrays.encode(chosen, kept, space, seed)
     assert isinstance(part, bytes)
     assert np.array_equal(kept, before)
-    assert (part, announced.tolist()) == (lambda again: (again[0], again[1].tolist()))(chosen.encode(kept, space, seed))
+    assert (part, announced.tolist()) == (lambda again: (again[0], again[1].tolist()))(arrays.encode(chosen, kept, space, seed))
     reader = Reader(part)
-    seen = chosen.decode(reader, announced.size, space)
+    seen = arrays.decode(chosen, reader, announced.size, space)
     reader.expect_end()
     assert seen.dtype == np.int64
     assert seen.size == announced.size
@@ -116,11 +117,11 @@ def test_index_codec(codec, support, seed):
 def test_index_codec_refuses_every_prefix_of_its_section(codec):
     space = Space((40, 25))
     kept = np.flatnonzero(np.random.default_rng(3).random(1000) < 0.1)
-    codec = codec.choose(kept, space)
-    part, support = codec.encode(kept, space, seed=5)
+    codec = arrays.choose(codec, kept, space)
+    part, support = arrays.encode(codec, kept, space, seed=5)
     for cut in range(len(part)):
         with pytest.raises(dr.FormatError):
-            codec.decode(Reader(part[:cut]), support.size, space)
+            arrays.decode(codec, Reader(part[:cut]), support.size, space)
 
 
 # Value codecs

@@ -1,5 +1,6 @@
-"""The same gradients, spec and seed make the same bytes in every framework, and each decodes what the others wrote."""
+"""The same gradients, spec, seed and names make the same bytes in every framework, and each decodes what the others wrote."""
 
+from functools import cache
 from importlib.util import find_spec
 from itertools import combinations
 
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce.steps import Seed
+from deepreduce.step import items
+from deepreduce.step.reducer import Bucket, Memory, Reducer
+from deepreduce.step.stopwatch import Stopwatch
+from deepreduce.step.topology import AllGather, Sharded
 
-FRAMEWORKS = ["torch", "tensorflow", "jax"]
+FRAMEWORKS = ["numpy", "torch", "tensorflow", "jax"]
 SPECS = ["topr:0.01/rice/qsgd", "topr:0.05/bloom:p2/fitpoly", "randomr:0.1/seeded/fp16", "none/all/raw"]
 STEP, RANK, SIZE, SMALL = 7, 1, 2, 32
 
@@ -27,91 +31,84 @@ def gradients():
     }
 
 
-def policy_of(spec):
-    return dr.BySize(SMALL, small=dr.parse("dense"), large=dr.parse(spec))
+VALUES, ROWS, TABLE = np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32), np.array([4, 17, 50]), (60, 8)
+"""The touched rows of an embedding."""
 
 
-class Torch:
-    """The adapter as its hook uses it."""
-
-    def __init__(self, spec):
-        from deepreduce.torch import messages
-        from deepreduce.torch.convert import to_torch
-        from deepreduce.torch.units import Unit, as_source
-
-        tensors = {name: to_torch(array) for name, array in gradients().items()}
-        codecs = [policy_of(spec).choose(name, as_source(tensor)) for name, tensor in tensors.items()]
-        self._units = [Unit(name, number, tensors[name], codecs[number]) for number, name in enumerate(tensors)]
-        self._messages, self._seed = messages, Seed(STEP, RANK, SIZE)
-
-    def encode(self):
-        return self._messages.encode(self._units, self._seed).blob
-
-    def decode(self, blob):
-        return self._messages.decode(np.frombuffer(blob, np.uint8), self._units, sender=RANK)
+def as_numpy(arrays):
+    positions = (8 * ROWS[:, None] + np.arange(8)).reshape(-1)
+    return [*arrays, dr.SparseTensor(positions, VALUES.reshape(-1), TABLE)]
 
 
-class TensorFlow:
-    """The adapter as its optimizer uses it, in a graph."""
+def as_torch(arrays):
+    """As the hook gives them."""
+    import torch
 
-    def __init__(self, spec):
-        import tensorflow as tf
+    from deepreduce.torch.convert import to_torch
+    from deepreduce.torch.views import view
 
-        from deepreduce.tensorflow import exchange, messages
-
-        self._tf, self._messages, self._on_host = tf, messages, exchange._on_host
-        self._tensors = [tf.constant(array) for array in gradients().values()]
-        variables = [tf.Variable(tensor, name=name) for name, tensor in zip(gradients(), self._tensors, strict=True)]
-        self._slots = [exchange.slot_of(self._tensors[number], variable, number, False) for number, variable in enumerate(variables)]
-        self._messenger = messages.Messenger(policy_of(spec), seed=0, history=1)
-
-    def encode(self):
-        def pack(*inputs):
-            return self._messenger.pack(self._slots, SIZE, *inputs)
-
-        (words,) = self._tf.function(lambda: self._on_host(pack, [STEP, RANK, *self._tensors], [self._tf.int32]))()
-        (blob,) = self._messages.from_words(words.numpy())
-        return bytes(blob)
-
-    def decode(self, blob):
-        (received,) = self._messages.from_words(self._messages.to_words(blob))
-        return self._messages.decode(received, self._slots, sender=RANK)
+    table = torch.sparse_coo_tensor(torch.from_numpy(ROWS)[None], torch.from_numpy(VALUES), TABLE, check_invariants=True)
+    return [view("", tensor) for tensor in (*map(to_torch, arrays), table)]
 
 
-class Jax:
-    """The adapter as its transformation uses it."""
+def as_tensorflow(arrays):
+    """As the optimizer gives them, through a graph."""
+    import tensorflow as tf
 
-    def __init__(self, spec):
-        import jax.numpy as jnp
+    from deepreduce.tensorflow import exchange
 
-        from deepreduce.jax import messages
+    tensors = [*map(tf.constant, arrays), tf.IndexedSlices(tf.constant(VALUES), tf.constant(ROWS))]
+    variables = [tf.Variable(tf.zeros(shape)) for shape in (*(array.shape for array in arrays), TABLE)]
+    slots = [exchange.slot_of("", tensor, variable, None, None) for tensor, variable in zip(tensors, variables, strict=True)]
+    views = []
 
-        self._names = list(gradients())
-        self._arrays = [np.asarray(jnp.asarray(array)) for array in gradients().values()]
-        self._messages, self._policy = messages, policy_of(spec)
+    def take(*given):
+        left = list(given)
+        views.extend(slot.take(left).gradient for slot in slots)
+        return [np.int32(0)]
 
-    def encode(self):
-        return self._messages.encode(self._names, self._arrays, self._policy, Seed(STEP, RANK, SIZE))
-
-    def decode(self, blob):
-        return self._messages.decode(blob, self._names, self._arrays, sender=RANK)
+    tf.function(lambda: exchange._on_host(take, [part for tensor in tensors for part in exchange._tensors(tensor)], [tf.int32]))()
+    return views
 
 
-def adapter(framework, spec):
-    if find_spec(framework) is None or find_spec(f"deepreduce.{framework}") is None:
+def as_jax(arrays):
+    """As the transformation gives them, through a program; JAX has no sparse gradients."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import io_callback
+
+    views = []
+    jax.jit(lambda given: io_callback(lambda given: views.extend(map(np.asarray, given)), None, given, ordered=True))(
+        list(map(jnp.asarray, arrays))
+    )
+    jax.effects_barrier()
+    return [*views, as_numpy([])[0]]
+
+
+@cache
+def views_of(framework):
+    makers = {"numpy": as_numpy, "torch": as_torch, "tensorflow": as_tensorflow, "jax": as_jax}
+    return makers[framework](list(gradients().values()))
+
+
+def prepared(framework, spec, topology):
+    if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
-    return {"torch": Torch, "tensorflow": TensorFlow, "jax": Jax}[framework](spec)
+    views = views_of(framework)
+    reducer = Reducer(dr.BySize(SMALL, small=dr.parse("dense"), large=dr.parse(spec)), topology, seed=3)
+    return reducer.prepare(Bucket([*gradients(), "table"], views, STEP), Memory(None, None), RANK, SIZE, Stopwatch())
 
 
+@pytest.mark.parametrize("topology", [AllGather(), Sharded()], ids=["allgather", "sharded"])
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("one", "other"), list(combinations(FRAMEWORKS, 2)))
-def test_same_bytes_and_each_decodes_the_other(one, other, spec):
-    first, second = adapter(one, spec), adapter(other, spec)
-    blob = first.encode()
-    assert second.encode() == blob
-    expected = dr.decode_many_sparse(blob)
-    for decoded in (first.decode(blob), second.decode(blob)):
-        for tensor, reference in zip(decoded, expected.values(), strict=True):
-            np.testing.assert_array_equal(tensor.indices, reference.indices)
-            assert tensor.values.tobytes() == reference.values.tobytes()
-            assert tensor.shape == reference.shape
+def test_same_bytes_and_each_decodes_the_other(one, other, spec, topology):
+    first, second = prepared(one, spec, topology), prepared(other, spec, topology)
+    for mine, theirs in zip(first.messages, second.messages, strict=True):
+        assert mine.blob == theirs.blob
+        expected = dr.decode_many_sparse(mine.blob).values()
+        for reader in (mine, theirs):
+            for tensor, reference in zip(items.decode(memoryview(mine.blob), reader.items, RANK), expected, strict=True):
+                np.testing.assert_array_equal(tensor.indices, reference.indices)
+                assert tensor.values.tobytes() == reference.values.tobytes()
+                assert tensor.shape == reference.shape

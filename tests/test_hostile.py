@@ -9,6 +9,7 @@ import pytest
 
 import deepreduce as dr
 from deepreduce import kernels, message
+from deepreduce.layouts import codecs_of
 from deepreduce.reader import varint
 from deepreduce.values.fitpoly import CurveCodec
 
@@ -103,7 +104,7 @@ def coded_sections(blob):
     (record,) = message.read(blob).records
     start = len(blob) - 4 - sum(map(len, record.sections))
     for part in record.sections:
-        size, value = len(part), record.stages[2]
+        size, value = len(part), codecs_of(record.layout)[2]
         if part is record.value_part and isinstance(value, CurveCodec):
             size = 1 + kernels.bits.packed_bytes(part[0], value._run_bits(record.nnz))
         yield range(start, start + size)

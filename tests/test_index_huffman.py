@@ -15,6 +15,9 @@ from deepreduce.indices.huffman import byte_counts, code_lengths
 from deepreduce.lab.data import load
 from deepreduce.reader import Reader, varint
 from deepreduce.source import Space, as_source
+from deepreduce.tensor import Support
+
+from . import arrays
 
 CODECS = [dr.HuffmanIndex(), dr.DeltaHuffman(), dr.PcoIndex()]
 
@@ -23,8 +26,8 @@ def uniform(numel, share, seed=0):
     return np.flatnonzero(np.random.default_rng(seed).random(numel) < share)
 
 
-def bits_an_index(codec, kept, numel):
-    return 8 * len(codec.encode(kept, Space((numel,)), 0)[0]) / kept.size
+def bits_per_index(codec, kept, numel):
+    return 8 * len(arrays.encode(codec, kept, Space((numel,)), 0)[0]) / kept.size
 
 
 def bound_bits(numel, nnz):
@@ -35,8 +38,8 @@ def bound_bits(numel, nnz):
 
 def round_trips(codec, kept, numel):
     space = Space((numel,))
-    part, _ = codec.encode(kept, space, 0)
-    return np.array_equal(codec.decode(Reader(part), kept.size, space), kept)
+    part, _ = arrays.encode(codec, kept, space, 0)
+    return np.array_equal(arrays.decode(codec, Reader(part), kept.size, space), kept)
 
 
 # The paper's Huffman code
@@ -45,7 +48,7 @@ def round_trips(codec, kept, numel):
 @pytest.mark.parametrize("numel", [0, 1, 2, 255, 256, 257, 36864, 65536, 65537, 200_003])
 def test_the_closed_form_counts_the_bytes_of_all_keys(numel):
     keys = np.arange(numel, dtype="<u4").view(np.uint8)
-    assert byte_counts(numel, 4) == np.bincount(keys, minlength=256).tolist()
+    assert byte_counts(numel, 4).tolist() == np.bincount(keys, minlength=256).tolist()
 
 
 @pytest.mark.parametrize("numel", [2**32, 2**32 + 1, 3 * 2**40 + 77, 2**63 - 1])
@@ -61,7 +64,7 @@ def test_all_keys_together_take_what_the_code_says():
     numel = 36864
     kept = np.arange(numel)
     coded_bits = int(np.dot(byte_counts(numel, 4), code_lengths(numel)))
-    assert len(dr.HuffmanIndex().encode(kept, Space((numel,)), 0)[0]) == (coded_bits + 7) // 8
+    assert len(arrays.encode(dr.HuffmanIndex(), kept, Space((numel,)), 0)[0]) == (coded_bits + 7) // 8
     assert coded_bits / numel == pytest.approx(19.5, abs=0.4)  # what the paper's own code sends for this convolution
 
 
@@ -76,9 +79,9 @@ def test_keys_carry_the_order_of_the_values():
     support, space = uniform(5000, 0.02), Space((5000,))
     order = reorder.Order(np.random.default_rng(1).permutation(support.size), support.size)
     codec = dr.HuffmanIndex()
-    index_part, order_part = codec.attach(codec.encode(support, space, 0)[0], support, order, space)
+    index_part, order_part = codec.attach(arrays.encode(codec, support, space, 0)[0], Support(support, 5000), order, space)
     assert order_part == b""
-    assert np.array_equal(codec.decode(Reader(index_part), support.size, space), support[order.permutation])
+    assert np.array_equal(arrays.decode(codec, Reader(index_part), support.size, space), support[order.permutation])
 
 
 # Gaps
@@ -89,7 +92,7 @@ def test_uniform_supports_come_near_the_bound(share, excess):
     numel = 2_000_000
     kept = uniform(numel, share)
     for codec in (dr.DeltaHuffman(), dr.PcoIndex()):
-        assert bits_an_index(codec, kept, numel) < bound_bits(numel, kept.size) * (1 + excess)
+        assert bits_per_index(codec, kept, numel) < bound_bits(numel, kept.size) * (1 + excess)
 
 
 @pytest.mark.parametrize("name", ["resnet20", "gpt", "ncf"])
@@ -97,22 +100,22 @@ def test_recorded_gradients_take_less_than_the_bound_for_uniform_supports(name):
     flat = np.concatenate([array.reshape(-1) for array in load(name).values()])
     kept = np.sort(np.argsort(-np.abs(flat), kind="stable")[: flat.size // 100])
     for codec in (dr.DeltaHuffman(), dr.PcoIndex()):
-        assert bits_an_index(codec, kept, flat.size) < 0.9 * bound_bits(flat.size, kept.size)
+        assert bits_per_index(codec, kept, flat.size) < 0.9 * bound_bits(flat.size, kept.size)
 
 
 def test_whole_rows_cost_little():
     rows = np.sort(np.random.default_rng(0).choice(5000, 300, replace=False))
     kept = (rows[:, None] * 64 + np.arange(64)).reshape(-1)
-    assert bits_an_index(dr.DeltaHuffman(), kept, 5000 * 64) < 1.3
-    assert bits_an_index(dr.PcoIndex(), kept, 5000 * 64) < 0.3
+    assert bits_per_index(dr.DeltaHuffman(), kept, 5000 * 64) < 1.3
+    assert bits_per_index(dr.PcoIndex(), kept, 5000 * 64) < 0.3
 
 
 @pytest.mark.parametrize("name", ["resnet20", "gpt", "ncf"])
 def test_deltahuffman_knows_its_size_without_encoding(name):
     codec = dr.DeltaHuffman()
     for array in load(name).values():
-        kept = dr.TopR(0.05).select(as_source(array), 0)
-        assert codec.size_bytes(kept, Space(array.shape)) == len(codec.encode(kept, Space(array.shape), 0)[0])
+        kept = dr.TopR(0.05).select(as_source(array), 0).positions
+        assert codec.size_bytes(Support(kept, array.size), Space(array.shape)) == len(arrays.encode(codec, kept, Space(array.shape), 0)[0])
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -137,13 +140,13 @@ def test_changed_bytes_give_valid_positions_or_an_error(codec, seed):
     rng = np.random.default_rng(seed)
     numel = 4000
     kept = uniform(numel, 0.05)
-    part = bytearray(codec.encode(kept, Space((numel,)), 0)[0])
+    part = bytearray(arrays.encode(codec, kept, Space((numel,)), 0)[0])
     for at in rng.integers(0, len(part) if rng.random() < 0.5 else 30, rng.integers(1, 4)):
         part[at] = rng.integers(256)
     nnz = kept.size + int(rng.integers(-2, 3)) * int(rng.random() < 0.3)
     reader = Reader(bytes(part))
     try:
-        found = codec.decode(reader, nnz, Space((numel,)))
+        found = arrays.decode(codec, reader, nnz, Space((numel,)))
         reader.expect_end()
     except dr.FormatError:
         return
@@ -156,9 +159,9 @@ def test_changed_bytes_give_valid_positions_or_an_error(codec, seed):
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_more_positions_than_fit_are_refused_before_memory_is_asked_for(codec):
-    part, _ = codec.encode(np.arange(8), Space((2**55,)), 0)
+    part, _ = arrays.encode(codec, np.arange(8), Space((2**55,)), 0)
     with pytest.raises(dr.TruncatedError):
-        codec.decode(Reader(part), 2**50, Space((2**55,)))
+        arrays.decode(codec, Reader(part), 2**50, Space((2**55,)))
 
 
 def pco_section(numbers, config, width_bytes=4):
@@ -171,26 +174,26 @@ def pco_section(numbers, config, width_bytes=4):
 def test_pco_refuses_the_forms_it_never_writes():
     numbers = np.tile(np.arange(200), 5)
     plain = ChunkConfig(delta_spec=DeltaSpec.no_op())
-    assert dr.PcoIndex().decode(Reader(pco_section(numbers, plain)), 1000, Space((10**6,))).size == 1000
+    assert arrays.decode(dr.PcoIndex(), Reader(pco_section(numbers, plain)), 1000, Space((10**6,))).size == 1000
     for spec in (DeltaSpec.try_lookback(), DeltaSpec.try_consecutive(1), DeltaSpec.try_conv1(2)):
         with pytest.raises(dr.CorruptError, match="never writes"):
-            dr.PcoIndex().decode(Reader(pco_section(numbers, ChunkConfig(delta_spec=spec))), 1000, Space((10**6,)))
+            arrays.decode(dr.PcoIndex(), Reader(pco_section(numbers, ChunkConfig(delta_spec=spec))), 1000, Space((10**6,)))
 
 
 def test_pco_refuses_gaps_that_leave_the_tensor():
     plain = ChunkConfig(delta_spec=DeltaSpec.no_op())
     for numbers in ([2**64 - 1, 5, 6], [9, 2**63, 2**63 - 12], [50, 50, 1]):
         with pytest.raises(dr.CorruptError, match=r"a gap of|beyond"):
-            dr.PcoIndex().decode(Reader(pco_section(numbers, plain, width_bytes=8)), 3, Space((100,)))
+            arrays.decode(dr.PcoIndex(), Reader(pco_section(numbers, plain, width_bytes=8)), 3, Space((100,)))
     section = pco_section([2**62, 2**62, 2**62, 2**62, 2**62], plain, width_bytes=8)
     with pytest.raises(dr.CorruptError, match="beyond"):
-        dr.PcoIndex().decode(Reader(section), 5, Space((2**62 + 10,)))
+        arrays.decode(dr.PcoIndex(), Reader(section), 5, Space((2**62 + 10,)))
 
 
 def test_pco_refuses_an_unknown_width_and_an_unknown_version():
-    part = bytearray(dr.PcoIndex().encode(np.arange(5), Space((10,)), 0)[0])
+    part = bytearray(arrays.encode(dr.PcoIndex(), np.arange(5), Space((10,)), 0)[0])
     for at, byte in [(0, 3), (1, 250), (1, 0)]:
         changed = part.copy()
         changed[at] = byte
         with pytest.raises(dr.CorruptError):
-            dr.PcoIndex().decode(Reader(changed), 5, Space((10,)))
+            arrays.decode(dr.PcoIndex(), Reader(changed), 5, Space((10,)))

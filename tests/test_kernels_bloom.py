@@ -169,6 +169,19 @@ def test_conflict_sets_equal_algorithm_1(case, seed):
     assert chosen.size == len(kept)
     assert np.all(np.diff(chosen) > 0)
     assert np.all(np.isin(chosen, positives))
+    exact = policies.by_conflict_sets(positives, len(kept), 8 * size_bytes, hashes, salt, start, exact=True)
+    assert exact.tolist() == algorithm_1(positives.tolist(), len(kept), 8 * size_bytes, hashes, salt, int(start))
+
+
+def test_conflict_sets_above_255_have_their_exact_order_if_asked():
+    numel, size_bytes, hashes, salt, kept = 60_000, 8, 1, 3, np.arange(0, 60_000, 1500)
+    packed = bloom.insert(size_bytes, hashes, salt, kept)
+    positives = bloom.members(packed, hashes, salt, numel, numel)
+    assert positives.size > 255 * 8 * size_bytes / 2  # large conflict sets only
+    start = draw.state(0, draw.POLICY)
+    given = positives, kept.size, 8 * size_bytes, hashes, salt, start
+    assert policies.by_conflict_sets(*given, exact=True).tolist() == algorithm_1(positives.tolist(), *given[1:5], int(start))
+    assert policies.by_conflict_sets(*given).tolist() != policies.by_conflict_sets(*given, exact=True).tolist()
 
 
 def test_who_is_alone_at_a_bit_is_never_left_out():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepreduce.kernels import bits, gaps, rice, runs
+from deepreduce.kernels import bits, codes, gaps, rice, runs
 
 numbers_up_to_56_bits = st.one_of(st.integers(0, 3), st.integers(0, 300), st.integers(0, 2**56 - 1))
 number_lists = st.lists(numbers_up_to_56_bits, min_size=1, max_size=200)
@@ -89,15 +89,15 @@ def test_gaps_unpack(numbers, width_bits):
     positions = positions_of(numbers)
     assert unpack(size_bits, positions[-1] + 1) == size_bits
     assert out.tolist() == positions
-    assert unpack(size_bits, positions[-1]) == gaps.BEYOND_LIMIT
+    assert unpack(size_bits, positions[-1]) == codes.BEYOND_LIMIT
     if widths[-1]:
-        assert unpack(size_bits - 1, positions[-1] + 1) == gaps.ENDS_EARLY
+        assert unpack(size_bits - 1, positions[-1] + 1) == codes.ENDS_EARLY
 
 
 @pytest.mark.parametrize("width", [56, 57, 63])
 def test_gaps_unpack_sees_sums_far_beyond_the_end(width):
     packed = gaps.padded(to_packed(3 * as_bits(width, 6) + 192 * width * [1]))
-    assert gaps.unpack(packed, 8 * packed.size - 64, 6, 2**56, np.empty(192, np.uint64)) == gaps.BEYOND_LIMIT
+    assert gaps.unpack(packed, 8 * packed.size - 64, 6, 2**56, np.empty(192, np.uint64)) == codes.BEYOND_LIMIT
 
 
 @given(numbers=number_lists, block=st.integers(1, 70), merged=st.integers(1, 5))
@@ -138,10 +138,10 @@ def test_rice_pack_and_unpack(numbers, block, data):
 
     positions = positions_of(numbers)
     assert unpack(packed, positions[-1] + 1) == (len(low + unary), positions)
-    assert unpack(packed, positions[-1])[0] == gaps.BEYOND_LIMIT
+    assert unpack(packed, positions[-1])[0] == codes.BEYOND_LIMIT
     without_last_end = to_packed((low + unary)[:-1])
     if 8 * len(without_last_end) >= len(low):
-        assert unpack(without_last_end, positions[-1] + 1)[0] == gaps.ENDS_EARLY
+        assert unpack(without_last_end, positions[-1] + 1)[0] == codes.ENDS_EARLY
 
 
 @pytest.mark.parametrize("k", [0, 1, 55, 56])
@@ -149,7 +149,7 @@ def test_rice_unpack_sees_numbers_far_beyond_the_limit(k):
     low, unary = rice_streams([2**k * 1000], [k], 1)
     out = np.empty(1, np.uint64)
     packed = gaps.padded(to_packed(low + unary))
-    assert rice.unpack(packed, np.array([k], np.uint8), 1, len(low), min(2**k * 999, 2**56), out) == gaps.BEYOND_LIMIT
+    assert rice.unpack(packed, np.array([k], np.uint8), 1, len(low), min(2**k * 999, 2**56), out) == codes.BEYOND_LIMIT
 
 
 @given(kept=position_sets)

@@ -30,34 +30,34 @@ def codes_of(packed, width_bits, count):
     return [sum(int(bits[i * width_bits + j]) << j for j in range(width_bits)) for i in range(count)]
 
 
-@given(values=VALUES, bucket=st.integers(1, 400), euclidean=st.booleans())
+@given(values=VALUES, group=st.integers(1, 400), euclidean=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_norms(values, bucket, euclidean):
-    buckets = [values[i : i + bucket] for i in range(0, values.size, bucket)]
-    expected = [np.linalg.norm(b) if euclidean else np.abs(b).max() for b in buckets]
-    assert quantise.norms(values, bucket, euclidean) == pytest.approx(expected, rel=1e-12)
+def test_norms(values, group, euclidean):
+    groups = [values[i : i + group] for i in range(0, values.size, group)]
+    expected = [np.linalg.norm(b) if euclidean else np.abs(b).max() for b in groups]
+    assert quantise.norms(values, group, euclidean) == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_norm_of_tiny_values_does_not_vanish():
     assert quantise.norms(np.full(4, 1e-200), 4, True)[0] >= 1e-200
 
 
-@given(values=VALUES, bucket=st.integers(1, 70), width_bits=st.integers(2, 8), seed=st.integers(0, 2**63 - 1))
+@given(values=VALUES, group=st.integers(1, 70), width_bits=st.integers(2, 8), seed=st.integers(0, 2**63 - 1))
 @settings(max_examples=60, deadline=None)
-def test_quantise_and_restore(values, bucket, width_bits, seed):
-    norms = np.nextafter(quantise.norms(values, bucket, False).astype(np.float32), np.float32(np.inf))
-    packed = quantise.quantise(values, norms, bucket, width_bits, seed)
+def test_quantise_and_restore(values, group, width_bits, seed):
+    norms = np.nextafter(quantise.norms(values, group, False).astype(np.float32), np.float32(np.inf))
+    packed = quantise.quantise(values, norms, group, width_bits, seed)
     assert len(packed) == (values.size * width_bits + 7) // 8
     levels, expected = 2 ** (width_bits - 1) - 1, []
     for i, code in enumerate(codes_of(packed, width_bits, values.size)):
-        scaled = abs(values[i]) * (levels / float(norms[i // bucket]))
+        scaled = abs(values[i]) * (levels / float(norms[i // group]))
         level = int(scaled) + (unit_draw(seed, i) < scaled - int(scaled))
         negative = values[i] < 0 and level > 0
         assert code == level + (negative << (width_bits - 1))
-        expected.append((-1 if negative else 1) * level * (float(norms[i // bucket]) / levels))
+        expected.append((-1 if negative else 1) * level * (float(norms[i // group]) / levels))
     for dtype in (np.float32, np.float64):
         restored = np.empty(values.size, dtype)
-        quantise.restore(packed, norms, bucket, width_bits, restored)
+        quantise.restore(packed, norms, group, width_bits, restored)
         assert restored == pytest.approx(np.array(expected, dtype), rel=1e-15, abs=0)
 
 
@@ -122,9 +122,9 @@ def test_assign_and_means(values, bits, data):
     ids = sketch.assign(values, edges)
     assert np.array_equal(ids, np.searchsorted(edges, values, side="right"))
     means = sketch.means(values, ids, 2**bits)
-    for bucket in range(2**bits):
-        inside = values[ids == bucket]
-        assert means[bucket] == pytest.approx(inside.mean() if inside.size else 0, rel=1e-9, abs=1e-6)
+    for bin in range(2**bits):
+        inside = values[ids == bin]
+        assert means[bin] == pytest.approx(inside.mean() if inside.size else 0, rel=1e-9, abs=1e-6)
 
 
 @given(groups=hnp.arrays(np.uint8, st.integers(0, 200), elements=st.integers(0, 3)), rows=st.integers(1, 4), share=st.floats(0.05, 1))

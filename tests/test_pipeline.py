@@ -13,8 +13,23 @@ from .tensors import gradients, same_bits
 @given(gradient=gradients(), seed=st.integers(0, 2**63 - 1))
 @settings(max_examples=150, deadline=None)
 def test_lossless_specs_give_the_gradient_back_bit_for_bit(gradient, seed):
-    for spec in ("none/all/raw", "nonzero/raw/raw", "nonzero/bitmap/raw", "topr:1.0/raw/raw"):
-        assert same_bits(dr.decode(dr.encode(gradient, spec, seed)), np.ascontiguousarray(gradient).reshape(gradient.shape))
+    exact = np.ascontiguousarray(gradient).reshape(gradient.shape)
+    for spec in ("none/all/raw", "none/raw/raw", "none/bitmap/pco", "topr:1.0/raw/raw"):
+        assert same_bits(dr.decode(dr.encode(gradient, spec, seed)), exact)
+    positive_zeros = np.where(exact == 0, exact.dtype.type(0), exact)
+    for spec in ("nonzero/raw/raw", "nonzero/bitmap/raw", "nonzero/auto/pco"):
+        assert same_bits(dr.decode(dr.encode(gradient, spec, seed)), positive_zeros)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64])
+def test_nonzero_does_not_send_negative_zeros(dtype):
+    rng = np.random.default_rng(0)
+    gradient = (rng.standard_normal(1000) * (rng.random(1000) < 0.5)).astype(dtype)  # as dropout makes it: half of the zeros are negative
+    assert np.signbit(gradient[gradient == 0]).any()
+    sparse = dr.decode_sparse(dr.encode(gradient, "nonzero/rice/raw"))
+    assert sparse.nnz == np.count_nonzero(gradient)
+    assert np.array_equal(sparse.to_dense(), gradient)
+    assert not np.signbit(sparse.to_dense()[gradient == 0]).any()
 
 
 def test_nan_and_inf_stay_in_place():
@@ -32,6 +47,35 @@ def test_values_too_large_for_a_lossy_codec_go_raw_and_the_message_says_so():
     blob = dr.encode(gradient, "none/all/fp16")
     assert dr.inspect(blob).spec == "none/all/raw"
     assert same_bits(dr.decode(blob), gradient)
+
+
+def relative_error(gradient, decoded):
+    exact, got = gradient.astype(np.float64), decoded.astype(np.float64)
+    return np.linalg.norm(exact - got) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("scale", [10.0**power for power in range(-12, 4)])
+def test_fp16_stays_within_its_error_or_hands_over(dtype, scale):
+    rng = np.random.default_rng(0)
+    for spread in (0, 3):
+        gradient = (rng.standard_normal(5000) * 10.0 ** -rng.uniform(0, spread + 1e-9, 5000) * scale).astype(dtype)
+        blob = dr.encode(gradient, "none/all/fp16")
+        used, error = dr.inspect(blob).spec, relative_error(gradient, dr.decode(blob))
+        assert used in ("none/all/fp16", "none/all/bf16")
+        assert error <= (2**-10 if used == "none/all/fp16" else 2**-8)
+        assert used == "none/all/fp16" or scale < 1e-3
+
+
+def test_fp16_does_not_lose_tiny_gradients():
+    gradient = np.full(1000, 1e-8, np.float32)  # nothing is left of it in float16
+    assert relative_error(gradient, dr.decode(dr.encode(gradient, "none/all/fp16"))) < 2**-8
+    few_tiny = np.concatenate([np.full(1000, 0.5, np.float32), gradient])  # these do not count beside the others
+    assert dr.inspect(dr.encode(few_tiny, "none/all/fp16")).spec == "none/all/fp16"
+    few_tiny[0] = np.inf
+    assert dr.inspect(dr.encode(few_tiny, "none/all/fp16")).spec == "none/all/fp16"
+    assert dr.inspect(dr.encode(np.array([1e-300, 1e-8]), "none/all/fp16")).spec == "none/all/bf16"
+    assert dr.inspect(dr.encode(np.zeros(5, np.float32), "none/all/fp16")).spec == "none/all/fp16"
 
 
 def test_half_precisions_keep_what_is_finite_finite_and_take_any_nan():

@@ -85,7 +85,7 @@ def test_codes_that_hang_on_ties(numel):
 def test_values_near_the_middle_of_two_numbers(dtype):
     halfway = 2 * np.arange(1024, 2048) + 1  # between two numbers of float16
     part = (halfway * 127 / 100).astype(np.float32).tobytes() + bytes([100] * halfway.size)  # level 100 of 127
-    package = dr.QSGD(bits=8, bucket=1).decode(dr.Reader(part), halfway.size, np.dtype(dtype))
+    package = dr.QSGD(bits=8, group=1).decode(dr.Reader(part), halfway.size, np.dtype(dtype))
     plain = plain_reader.qsgd(plain_reader.Bytes(part), halfway.size, np.dtype(dtype).name, 8, 1, "max")
     assert b"".join(plain) == package.tobytes()
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce import registry
+from deepreduce import specs
 from deepreduce.lab.data import load
-from deepreduce.policy import policy_of
 from deepreduce.presets import TABLE_3
+from deepreduce.step.policy import policy_of
 
 PLAIN_TOP_R = 0.02
 
@@ -33,7 +33,7 @@ def test_every_instantiation_sends_less_than_plain_top_r(layer, name):
 @pytest.mark.parametrize(("name", "most"), [("threelc", 0.06), ("sketchml", 0.5), ("skcompress", 0.5)])
 def test_stand_alone_methods_take_the_whole_gradient(layer, name, most):
     assert relative_volume(name, layer) < most
-    assert registry.parse_stages(name)[0] in (dr.Keep(), dr.NonZero())
+    assert specs.parse_stages(name)[0] in (dr.Keep(), dr.NonZero())
 
 
 def test_table_and_presets_agree():
@@ -41,9 +41,20 @@ def test_table_and_presets_agree():
         assert dr.parse(TABLE_3[method]) == dr.parse(preset)
 
 
+def test_the_methods_of_the_paper_are_as_published():
+    methods = {name: dr.parse(spec) for name, spec in TABLE_3.items()}
+    assert methods["DR[raw, Deflate]"].value == dr.Deflate(shuffle=False)
+    assert {methods[name].value for name in methods if "QSGD" in name} == {dr.QSGD(7, 512, "l2")}
+    assert {methods[name].index.policy for name in methods if "BF-P2" in name} == {"p2exact"}
+    assert methods["SketchML"].value == dr.Sketch(bits=6, groups=8)
+    assert methods["SKCompress"].value == dr.Sketch(bits=7, huffman=True)  # the paper leaves the MinMaxSketch out there
+
+
 @pytest.mark.parametrize("wrong", [None, 3, b"dense", dr.TopR(1), dr.Rice(), dr.FP16(), dr.BySize, object()])
 def test_what_is_no_spec_is_refused(wrong):
-    with pytest.raises(dr.ConfigError, match=r"a spec is a string, a DeepReduce or an object with choose\(name, source\), got"):
+    with pytest.raises(
+        dr.ConfigError, match=r"a spec is a string, a DeepReduce, a Schedule or an object with codec_for\(name, source\), got"
+    ):
         policy_of(wrong, 1024)
 
 

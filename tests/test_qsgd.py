@@ -22,11 +22,11 @@ def decodes(codec, values, repeats):
         yield codec.decode(Reader(part), values.size, values.dtype).astype(np.float64)
 
 
-@pytest.mark.parametrize(("count", "bucket"), [(0, 512), (1, 512), (511, 512), (512, 512), (513, 512), (36_864, 512), (1000, 7)])
+@pytest.mark.parametrize(("count", "group"), [(0, 512), (1, 512), (511, 512), (512, 512), (513, 512), (36_864, 512), (1000, 7)])
 @pytest.mark.parametrize("bits", [2, 7, 8])
-def test_size_is_bits_a_value_and_a_norm_a_bucket(bits, bucket, count):
-    part, order = dr.QSGD(bits, bucket).encode(np.linspace(-1, 1, count, dtype=np.float32), seed=1)
-    assert len(part) == -(-count * bits // 8) + 4 * -(-count // bucket)
+def test_size_is_bits_per_value_and_a_norm_per_group(bits, group, count):
+    part, order = dr.QSGD(bits, group).encode(np.linspace(-1, 1, count, dtype=np.float32), seed=1)
+    assert len(part) == -(-count * bits // 8) + 4 * -(-count // group)
     assert order is None
 
 
@@ -51,11 +51,11 @@ def test_the_mean_of_many_decodes_is_the_input(top_values, bits, norm):
 @pytest.mark.parametrize("norm", ["max", "l2"])
 @pytest.mark.parametrize("bits", [2, 4, 7])
 def test_variance_is_within_the_bound_of_qsgd(top_values, bits, norm):
-    bucket = top_values[:256]
-    codec = dr.QSGD(bits, bucket.size, norm)
-    error = np.mean([np.sum((decoded - bucket) ** 2) for decoded in decodes(codec, bucket, 200)])
-    n, s = bucket.size, codec.levels
-    assert error <= min(n / s**2, np.sqrt(n) / s) * np.sum(bucket.astype(np.float64) ** 2)
+    group = top_values[:256]
+    codec = dr.QSGD(bits, group.size, norm)
+    error = np.mean([np.sum((decoded - group) ** 2) for decoded in decodes(codec, group, 200)])
+    n, s = group.size, codec.levels
+    assert error <= min(n / s**2, np.sqrt(n) / s) * np.sum(group.astype(np.float64) ** 2)
 
 
 def test_the_largest_norm_is_closer_than_the_euclidean_one(top_values):
@@ -98,7 +98,7 @@ def test_norms_that_cannot_be_are_refused(norm):
         dr.QSGD(8).decode(Reader(part), 1, np.dtype(np.float32))
 
 
-@pytest.mark.parametrize("spec", ["qsgd:1", "qsgd:9", "qsgd:7,bucket=0", "qsgd:7,norm=l3"])
+@pytest.mark.parametrize("spec", ["qsgd:1", "qsgd:9", "qsgd:7,group=0", "qsgd:7,norm=l3"])
 def test_wrong_parameters_are_named(spec):
     with pytest.raises(dr.ConfigError, match="qsgd"):
         dr.parse(f"none/all/{spec}")

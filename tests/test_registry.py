@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce import registry
+from deepreduce import presets
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_very_long_specs_are_cut_in_the_complaint():
             assert line[caret.index("^")] in "xr"
 
 
-@pytest.mark.parametrize("name", registry.PRESETS)
+@pytest.mark.parametrize("name", presets.PRESETS)
 def test_presets_are_whole_specs(name):
-    assert str(dr.parse(name)) == str(dr.parse(registry.PRESETS[name]))
+    assert str(dr.parse(name)) == str(dr.parse(presets.PRESETS[name]))
 
 
 def test_specs_are_safe_in_a_shell():

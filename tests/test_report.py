@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from deepreduce.cli.main import main
 from deepreduce.lab.bench.measure import measure
+from deepreduce.lab.report import charts
 from deepreduce.lab.report.benchmark_page import benchmark_page
+from deepreduce.lab.report.charts import Line, line_chart
 from deepreduce.lab.report.provenance import provenance
-from deepreduce.lab.report.svg import Line, line_chart
 from deepreduce.lab.report.training_page import training_page
 from deepreduce.lab.train.contract import Plan, Record
 from deepreduce.lab.train.outcome import Outcome
@@ -37,7 +39,8 @@ def record(spec, share):
         steps_per_epoch=21,
         bytes_sent=int(share * 946_184_400),
         bytes_dense=946_184_400,
-        message_bytes=1,
+        message_bytes=int(share * 946_184_400),
+        gradient_bytes=946_184_400,
         seconds={"total": 12.5, "forward_backward": 6.1, "encode": 2, "decode": 1, "communication": 3, "waiting": 0.4},
         replicas_identical=True,
         gradient_zeros=0.1,
@@ -84,8 +87,8 @@ def test_nothing_is_loaded_from_elsewhere(report):
 def test_every_run_has_its_row_and_its_curve(training):
     for spec in SPECS:
         assert training.count(f">{spec}</td>") == 1
-        assert training.count(f">{spec}</text>") == 5
-    assert training.count("<svg") == 5
+        assert training.count(f">{spec}</text>") == 6
+    assert training.count("<svg") == 6
 
 
 def test_names_are_escaped(benchmark):
@@ -95,8 +98,24 @@ def test_names_are_escaped(benchmark):
 
 def test_curves_differ_without_colour():
     chart = line_chart("t", [Line(name, [(0, 0), (1, 1)]) for name in "abc"], "x", "y", str, str)
-    dashes = re.findall(r'stroke-dasharray="([^"]*)"', chart)
-    assert len(set(dashes)) == 3
+    dashes = re.findall(r"stroke-dasharray: ([^;]*)", chart)
+    markers = re.findall(r'<use href="#(m[^"]*)"', chart)
+    assert len(set(dashes)) == 2  # beside the solid one
+    assert len(set(markers)) >= 3
+
+
+def test_ids_are_not_shared_by_charts_that_differ(report):
+    defined = re.findall(r'<(\w+)[^>]* id="([^"]+)"[^>]*>(.*?)</\1>', report, re.DOTALL)
+    bodies = {}
+    for _, name, body in defined:
+        assert bodies.setdefault(name, body) == body
+
+
+def test_without_matplotlib_a_report_is_refused_before_the_work(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    assert main(["bench", "--codec", "dense", "--report", str(tmp_path / "out")]) == 2
+    assert "pip install 'deepreduce[plot]'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_curve_without_points_or_height_is_drawn():

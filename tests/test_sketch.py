@@ -1,4 +1,4 @@
-"""Quantile buckets: equal shares, their means, one sign a bucket, and the MinMaxSketch over them."""
+"""Quantile bins: equal shares, their means, one sign per bin, and the MinMaxSketch over them."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def round_trip(codec, values):
 
 
 @pytest.mark.parametrize("bits", [1, 6, 7, 8])
-def test_buckets_hold_equal_shares_and_decode_to_their_means(values, bits):
+def test_bins_hold_equal_shares_and_decode_to_their_means(values, bits):
     decoded, size_bytes = round_trip(dr.Sketch(bits), values)
     assert size_bytes == 4 * 2**bits + -(-values.size * bits // 8)
     means, ids, counts = np.unique(decoded, return_inverse=True, return_counts=True)

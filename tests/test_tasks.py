@@ -6,10 +6,20 @@ import numpy as np
 import pytest
 
 from deepreduce.errors import ConfigError
+from deepreduce.lab.train import tasks
 from deepreduce.lab.train.batches import Images, shares
-from deepreduce.lab.train.contract import evaluation_steps
+from deepreduce.lab.train.contract import Plan, evaluation_steps
 from deepreduce.lab.train.failures import DataError
-from deepreduce.lab.train.tasks import TASKS, read_data, task_of
+from deepreduce.lab.train.tasks import TASKS, task_of
+from deepreduce.lab.train.text import CONTEXT
+from deepreduce.lab.train.ways import Way, way_text
+
+
+def read_data(task, data, seed, negatives):
+    where = None if data is None else str(data)
+    plan = Plan(task, "", (), workers=1, batch=1, steps=1, evaluations=1, learning_rate=0.1, data=where, seed=seed, negatives=negatives)
+    return tasks.read_data(plan)
+
 
 NAMES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]
 
@@ -153,8 +163,8 @@ def test_augmented_images_are_shifted_copies():
 
 
 def test_unknown_tasks_are_listed():
-    with pytest.raises(ConfigError, match="digits, cifar10, ml1m"):
-        task_of("imagenet")
+    with pytest.raises(ConfigError, match="digits, cifar10, imagenet, ml1m, text, ml20m"):
+        task_of("mnist")
 
 
 @pytest.mark.parametrize(("steps", "evaluations"), [(1, 5), (7, 3), (500, 12)])
@@ -166,7 +176,14 @@ def test_the_last_step_is_always_evaluated(steps, evaluations):
 
 
 def test_models_are_named_by_their_tasks():
-    assert {name: task.models[0] for name, task in TASKS.items()} == {"digits": "mlp", "cifar10": "resnet20", "ml1m": "neumf"}
+    assert {name: task.models[0] for name, task in TASKS.items()} == {
+        "digits": "mlp",
+        "cifar10": "resnet20",
+        "imagenet": "resnet50",
+        "ml1m": "neumf",
+        "text": "gpt",
+        "ml20m": "neumf",
+    }
 
 
 def test_digits_are_always_split_alike():
@@ -174,3 +191,132 @@ def test_digits_are_always_split_alike():
     first, second = read_data("digits", None, 0, 99), read_data("digits", None, 1, 99)
     assert np.array_equal(first.test_images, second.test_images)
     assert (len(first.train_labels), len(first.test_labels)) == (1347, 450)
+
+
+def test_no_evaluations_is_none():
+    assert evaluation_steps(10, 0) == set()
+
+
+# ImageNet
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """Two classes of small images: one dark, one bright; wide, high, and one that is grey."""
+    image = pytest.importorskip("PIL.Image")
+    for part, count in (("train", 6), ("val", 3)):
+        for label, shade in (("n01", 20), ("n02", 230)):
+            folder = tmp_path / part / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                mode, fill = ("L", shade) if number == 0 else ("RGB", (shade,) * 3)
+                image.new(mode, (300 + 40 * number, 340 - 40 * number), fill).save(folder / f"{number}.JPEG")
+    return tmp_path
+
+
+def test_folders_of_images_are_read_by_class(folders):
+    data = read_data("imagenet", folders, 0, 99)
+    assert (len(data.train_files), len(data.test_files), data.note) == (12, 6, "")
+    images, labels = next(data.train_batches(0, 1, 12, seed=0))
+    assert (images.shape, images.dtype, sorted(labels.tolist())) == ((12, 3, 224, 224), np.float32, [0] * 6 + [1] * 6)
+    assert np.array_equal(images.mean((1, 2, 3)) > 0, labels == 1)
+    tested = [label for rank in range(2) for images, batch in data.test_batches(rank, 2) for label in batch.tolist()]
+    assert sorted(tested) == [0] * 3 + [1] * 3
+
+
+def test_wrong_folders_of_images_say_what_is_expected(folders):
+    with pytest.raises(DataError, match=r"no folder .*train.*one folder per class"):
+        read_data("imagenet", folders / "train", 0, 99)
+    (folders / "val" / "n02").rename(folders / "val" / "n03")
+    with pytest.raises(DataError, match="different classes"):
+        read_data("imagenet", folders, 0, 99)
+    for path in (folders / "val" / "n03").iterdir():
+        path.unlink()
+    with pytest.raises(DataError, match="2 class folders, 1 with images"):
+        read_data("imagenet", folders, 0, 99)
+
+
+def test_made_data_says_so_and_has_the_size_of_the_original():
+    images = read_data("imagenet", None, 0, 99)
+    batch, labels = next(images.train_batches(0, 2, 3, seed=0))
+    assert (batch.shape, labels.shape) == ((3, 3, 224, 224), (3,))
+    ratings = read_data("ml20m", None, 0, 99)
+    users, items, wanted = next(ratings.train_batches(0, 2, 50_000, seed=0))
+    assert (users.size, wanted.sum()) == (250_000, 50_000)
+    assert users.max() < ratings.user_count == 138_493
+    assert items.max() < ratings.item_count == 26_744
+    assert "made" in images.note
+    assert "made" in ratings.note
+    popular = np.mean(items[:50_000] < ratings.item_count // 10)
+    assert popular == pytest.approx(0.444, abs=0.02)  # of ML-1M's ratings, those of the most popular tenth
+
+
+# MovieLens-20M
+
+
+def test_ratings_of_ml20m_are_read(tmp_path):
+    lines = [f"{user},{item},3.5,{1000 if item == 50 else item}" for user in (1, 2) for item in (50, 10, 20)]
+    lines += [f"9,{item},4.0,{item}" for item in range(60, 100)]
+    (tmp_path / "ratings.csv").write_text("\n".join(["userId,movieId,rating,timestamp", *lines]) + "\n")
+    data = read_data("ml20m", tmp_path, 0, negatives=3)
+    assert (data.user_count, data.item_count) == (3, 43)
+    assert data.test_candidates[:2, 0].tolist() == [2, 2]
+    (tmp_path / "ratings.csv").write_text("1::2::3::4\n")
+    with pytest.raises(DataError, match=r"begins with '1::2::3::4'; expected is ratings\.csv"):
+        read_data("ml20m", tmp_path, 0, 99)
+    with pytest.raises(DataError, match="no MovieLens-20M in"):
+        read_data("ml20m", tmp_path / "elsewhere", 0, 99)
+
+
+# Text
+
+
+def test_the_standard_library_is_the_text_without_a_file():
+    found = read_data("text", None, 0, 99)
+    assert b"def " in found.train.tobytes()
+    assert 5 * found.test.size < found.train.size
+    assert "standard library" in found.note
+
+
+def test_targets_are_the_bytes_that_follow(tmp_path):
+    (tmp_path / "text").write_bytes(bytes(range(200)) * 10)
+    found = read_data("text", tmp_path / "text", 0, 99)
+    for rank in range(2):
+        inputs, targets = next(found.train_batches(rank, workers=2, batch=3, seed=1))
+        assert inputs.shape == targets.shape == (3, CONTEXT)
+        assert np.array_equal((inputs + 1) % 200, targets)
+    first, second = (next(found.train_batches(rank, workers=2, batch=3, seed=1))[0] for rank in range(2))
+    assert not np.array_equal(first, second)
+
+
+def test_ranks_share_the_validation_windows(tmp_path):
+    (tmp_path / "text").write_bytes(np.random.default_rng(0).bytes(5000))
+    found = read_data("text", tmp_path / "text", 0, 99)
+    alone = [row.tobytes() for inputs, _ in found.test_batches(0, 1) for row in inputs]
+    shared = [row.tobytes() for rank in range(3) for inputs, _ in found.test_batches(rank, 3) for row in inputs]
+    assert sorted(alone) == sorted(shared)
+
+
+def test_too_little_text_is_refused(tmp_path):
+    (tmp_path / "text").write_bytes(b"short")
+    with pytest.raises(DataError, match="more than 640 bytes of text, 5 were found"):
+        read_data("text", tmp_path / "text", 0, 99)
+    with pytest.raises(DataError, match="--data FILE"):
+        read_data("text", tmp_path, 0, 99)
+
+
+# Methods
+
+
+@pytest.mark.parametrize("method", ["local", "local:0", "local:x", "local:5,rate=1", "updates:3", "dgc", "averages", "local:5,outer"])
+def test_unknown_methods_say_what_there_is(method):
+    with pytest.raises(ConfigError, match=r"a method is gradients .* or local:EVERY"):
+        way_text(method, "topr:0.01/rice/qsgd")
+
+
+def test_an_outer_optimizer_is_for_codecs_that_keep_all_values():
+    assert Way.parse("local:10 none/all/lloyd:2").outer == (0.7, 0.6)
+    assert Way.parse("local:4 none/all/lloyd:2").outer is None
+    assert Way.parse("local:10 topr:0.1/rice/qsgd").outer is None
+    assert Way.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
+    assert Way.parse("dgc:400 topr:0.1/rice/qsgd") == Way("dgc", "topr:0.1/rice/qsgd", 400)

@@ -18,6 +18,7 @@ from .errors import (
     PeerError,
     TruncatedError,
     VersionError,
+    WrongBaseError,
 )
 from .indices.all import All
 from .indices.auto import Auto
@@ -35,6 +36,7 @@ from .indices.shaped import Shaped
 from .inspection import MessageInfo, TensorInfo, inspect
 from .pipeline import DeepReduce, decode, decode_many, decode_many_sparse, decode_sparse, encode, parse
 from .reader import Reader
+from .registry import register
 from .reorder import Order
 from .source import Space
 from .sparsify.chunktopr import ChunkTopR
@@ -45,11 +47,13 @@ from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
 from .step.policy import BySize
 from .step.residual import ResidualMemory
+from .step.schedule import Schedule
 from .tensor import SparseTensor
 from .values.deflate import Deflate
 from .values.fitdexp import FitDExp
 from .values.fitpoly import FitPoly
 from .values.half import BF16, FP16
+from .values.lloyd import Lloyd
 from .values.pco import PcoValue
 from .values.qsgd import QSGD
 from .values.raw import RawValue
@@ -83,6 +87,7 @@ __all__ = [
     "IndexCodec",
     "InputError",
     "Keep",
+    "Lloyd",
     "LossyValueCodec",
     "MessageInfo",
     "NonZero",
@@ -96,6 +101,7 @@ __all__ = [
     "Reader",
     "ResidualMemory",
     "Rice",
+    "Schedule",
     "Seeded",
     "Shaped",
     "Sketch",
@@ -109,6 +115,7 @@ __all__ = [
     "TruncatedError",
     "ValueCodec",
     "VersionError",
+    "WrongBaseError",
     "decode",
     "decode_many",
     "decode_many_sparse",
@@ -116,4 +123,5 @@ __all__ = [
     "encode",
     "inspect",
     "parse",
+    "register",
 ]

@@ -3,22 +3,27 @@
 Each is a frozen dataclass. Its fields are its parameters: they make its spec string, travel in the header of every message, and are
 checked in ``__post_init__`` by raising `ConfigError`: their types by `Codec`, then their ranges by each codec. The reader builds the
 same object from the header and calls its `decode`.
+
+The tensors of one message are given to a codec together, by the methods that end in ``_batch``. Each of them loops over the method for one
+tensor; a codec that overrides it does the same work, with the same result, in few calls.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import field
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
 from . import reorder
-from .parameters import check_parameters
-from .reader import Reader
+from .parameters import check_parameters, format_value, parameters
+from .reader import Part, Reader
 from .reorder import Order
 from .source import Source, Space
-from .tensor import Positions, Values
+from .tensor import Positions, Support, Values, as_support
 
 
 def spelled(default: Any) -> Any:
@@ -32,6 +37,16 @@ class Codec:
     def __post_init__(self) -> None:
         check_parameters(self)
 
+    @cached_property
+    def argument_text(self) -> str:
+        """All parameters in order, as messages carry them; defaults too, as a message must not change its meaning when a default does.
+
+        >>> import deepreduce as dr
+        >>> dr.ChunkTopR(32).argument_text
+        '32,4096'
+        """
+        return ",".join(format_value(getattr(self, name)) for name in parameters(type(self)))
+
 
 class Sparsifier(Codec, ABC):
     """Chooses which positions of a gradient are sent.
@@ -40,7 +55,7 @@ class Sparsifier(Codec, ABC):
     >>> class Positive(Sparsifier):
     ...     def select(self, source, seed):
     ...         given = source.all()
-    ...         return given[source.gather(given) > 0]
+    ...         return given.positions[source.gather(given) > 0]
     >>> Positive().select(as_source(np.float32([1, -4, 2, 0])), seed=0)
     array([0, 2])
     """
@@ -52,44 +67,71 @@ class Sparsifier(Codec, ABC):
     """Whether every NaN and infinity is always among what is selected."""
 
     @abstractmethod
-    def select(self, source: Source, seed: int) -> Positions:
-        """The kept positions, increasing and unique; the same for the same gradient and seed."""
+    def select(self, source: Source, seed: int) -> Support | Positions:
+        """The selected positions; the same for the same gradient and seed. The walk checks an array: it increases and has no duplicates."""
+
+    def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
+        """Return the selected positions of each gradient."""
+        return [as_support(self.select(source, seed), source.numel) for source, seed in zip(sources, seeds, strict=True)]
 
 
 class IndexCodec(Codec, ABC):
     """Turns positions into bytes and back.
 
     >>> class Wide(IndexCodec):
-    ...     def encode(self, kept, space, seed):
-    ...         return kept.astype("<u8").tobytes(), kept
+    ...     def encode(self, selected, space, seed):
+    ...         return selected.positions.astype("<u8").tobytes(), selected
     ...     def decode(self, part, nnz, space):
     ...         return part.array("<u8", nnz).astype(np.int64)
-    >>> section, support = Wide().encode(np.array([3, 500]), Space((32, 32)), seed=0)
+    >>> section, support = Wide().encode(Support([3, 500], numel=1024), Space((32, 32)), seed=0)
     >>> Wide().decode(Reader(section), 2, Space((32, 32)))
     array([  3, 500])
     """
 
     lossless: ClassVar[bool] = True
-    """Whether the reader always sees exactly the positions that the sparsifier kept."""
+    """Whether the reader always sees exactly the positions that the sparsifier selected."""
 
     @property
     def slips(self) -> bool:
         """True where the reader puts the values elsewhere than the writer read them: naive Bloom only, the paper's bad example."""
         return False
 
-    def choose(self, kept: Positions, space: Space) -> IndexCodec:
+    def choose(self, selected: Support, space: Space) -> IndexCodec:
         """The codec to use for this tensor; it is the one the message names."""
         return self
 
     @abstractmethod
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support | Positions]:
         """The index section, and the support: the positions that the reader will see, at which the values are read."""
 
     @abstractmethod
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
-        """The `nnz` positions of the support. The walk checks that they are in range and unique, and that `part` was read to its end."""
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support | Positions:
+        """The `nnz` positions of the support: an array in any order, which the walk checks and sorts, or a `Support`, which it trusts.
 
-    def attach(self, index_part: bytes, support: Positions, order: Order | None, space: Space) -> tuple[bytes, bytes]:
+        The walk also checks that `part` was read to its end.
+        """
+
+    def encode_batch(
+        self, selected: Sequence[Support], spaces: Sequence[Space], seeds: Sequence[int]
+    ) -> list[tuple[IndexCodec, Part, Support]]:
+        """Return the codec used for each tensor, its index section and its support."""
+        encoded: list[tuple[IndexCodec, Part, Support]] = []
+        for own, space, seed in zip(selected, spaces, seeds, strict=True):
+            codec = self.choose(own, space)
+            part, support = codec.encode(own, space, seed)
+            encoded.append((codec, part, as_support(support, space.numel)))
+        return encoded
+
+    def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], spaces: Sequence[Space]) -> list[Support | Positions]:
+        """Return the positions of each section, which is read to its end."""
+        decoded = []
+        for part, nnz, space in zip(parts, counts, spaces, strict=True):
+            reader = Reader(part)
+            decoded.append(self.decode(reader, nnz, space))
+            reader.expect_end()
+        return decoded
+
+    def attach(self, index_part: Part, support: Support, order: Order | None, space: Space) -> tuple[Part, bytes]:
         """The index and the order section, once the order of the values is known."""
         return index_part, reorder.encode(order)
 
@@ -125,6 +167,23 @@ class ValueCodec(Codec, ABC):
     @abstractmethod
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
         """The `nnz` values in the order announced. The walk checks that `part` was read to its end."""
+
+    def encode_batch(self, values: Sequence[Values], seeds: Sequence[int]) -> list[tuple[ValueCodec, Part, Order | None]]:
+        """Return the codec used for each array, its value section and its order."""
+        encoded: list[tuple[ValueCodec, Part, Order | None]] = []
+        for own, seed in zip(values, seeds, strict=True):
+            codec = self.choose(own)
+            encoded.append((codec, *codec.encode(own, seed)))
+        return encoded
+
+    def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], dtype: np.dtype[Any]) -> list[Values]:
+        """Return the values of each section, which is read to its end."""
+        decoded = []
+        for part, nnz in zip(parts, counts, strict=True):
+            reader = Reader(part)
+            decoded.append(self.decode(reader, nnz, dtype))
+            reader.expect_end()
+        return decoded
 
     def error_bound(self, values: Values) -> Values | float:
         """A bound on \\|decoded - value\\|, for each value or for all; 0 where lossless."""

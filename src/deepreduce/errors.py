@@ -5,6 +5,8 @@
     DeepReduceError
     ├── ConfigError     (ValueError)   a codec or a spec string is wrong; raised when it is built
     ├── InputError      (ValueError)   the tensor cannot be encoded as asked; nothing was changed
+    │   └── WrongBaseError             a patch does not belong on these weights; nothing was changed
+    ├── FileError       (OSError)      a file cannot be read or written as asked
     ├── PeerError       (RuntimeError) another worker failed, is gone, or is not where this one is
     └── FormatError     (ValueError)   the bytes are not a message that can be decoded
         ├── TruncatedError (EOFError)  the bytes end too early
@@ -23,6 +25,18 @@ class ConfigError(DeepReduceError, ValueError):
 
 class InputError(DeepReduceError, ValueError):
     """The given tensor cannot be encoded as asked."""
+
+
+class WrongBaseError(InputError):
+    """A patch does not belong on these weights. `reason`: ``wrong base``, ``already applied``, ``applied in part`` or ``out of order``."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+
+
+class FileError(DeepReduceError, OSError):
+    """A file cannot be read or written as asked."""
 
 
 class PeerError(DeepReduceError, RuntimeError):

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from . import message
-from .message import Record
-from .pipeline import DeepReduce
+from .layouts import codecs_of
+from .message import DEFAULT_MAX_TENSORS, Record
+from .specs import format_spec
 from .tensor import Shape
 
 if TYPE_CHECKING:
@@ -54,12 +55,12 @@ class TensorInfo:
 
     @property
     def bits_per_index(self) -> float:
-        """Bits of the index section for each kept element; 0 where none is kept."""
+        """Bits of the index section per stored element; 0 where there is none."""
         return 8 * self.index_bytes / self.nnz if self.nnz else 0.0
 
     @property
     def bits_per_value(self) -> float:
-        """Bits of the value and the order section for each kept element; 0 where none is kept."""
+        """Bits of the value and the order section per stored element; 0 where there is none."""
         return 8 * (self.value_bytes + self.order_bytes) / self.nnz if self.nnz else 0.0
 
 
@@ -88,7 +89,7 @@ class MessageInfo:
 
     @property
     def nnz(self) -> int:
-        """Kept elements of all tensors."""
+        """Stored elements of all tensors."""
         return sum(info.nnz for info in self.tensors.values())
 
     @property
@@ -97,7 +98,7 @@ class MessageInfo:
         return sum(info.dense_bytes for info in self.tensors.values())
 
 
-def inspect(blob: Buffer) -> Any:
+def inspect(blob: Buffer, max_tensors: int = DEFAULT_MAX_TENSORS) -> Any:
     """The anatomy of a message: `TensorInfo` for one tensor, `MessageInfo` for many. The checksum is checked, nothing is decoded.
 
     >>> import deepreduce as dr, numpy as np
@@ -105,7 +106,7 @@ def inspect(blob: Buffer) -> Any:
     >>> info.spec, info.numel, info.header_bytes, info.value_bytes, info.nbytes
     ('none/all/raw', 16, 26, 64, 90)
     """
-    whole = message.read(blob, max_numel=2**63)
+    whole = message.read(blob, max_numel=2**63 - 1, max_tensors=max_tensors)
     if whole.names is None:
         record = whole.records[0]
         return _tensor_info(record, memoryview(blob).nbytes - _section_bytes(record))
@@ -118,5 +119,5 @@ def _section_bytes(record: Record) -> int:
 
 
 def _tensor_info(record: Record, header_bytes: int) -> TensorInfo:
-    spec = str(DeepReduce(*record.stages))
+    spec = format_spec(codecs_of(record.layout))
     return TensorInfo(record.shape, record.dtype, record.nnz, spec, header_bytes, *map(len, record.sections))

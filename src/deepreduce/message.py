@@ -1,6 +1,7 @@
-"""The wire format (docs/format.md is normative): tensors with their codecs, in one checked message.
+"""The wire format (docs/format.md is normative): many tensors in one checked message.
 
-Nothing else knows byte offsets. Reading bounds every size before anything is allocated, and refuses what is not exactly one message.
+Nothing else knows byte offsets. A message names its codecs by wire ids and argument text; which codecs these are, and what is in a section,
+is not known here. Reading bounds every size before anything is allocated, and refuses what is not exactly one message.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from .codec import IndexCodec, Sparsifier, ValueCodec
-from .errors import ConfigError, CorruptError, FormatError, InputError, TruncatedError, VersionError
+from .errors import CorruptError, FormatError, InputError, TruncatedError, VersionError
 from .parameters import shown
-from .reader import MAX_TEXT_BYTES, Part, Reader, text, varint
-from .registry import NAMED, STAGES, Stage, from_wire_arguments, wire_arguments
+from .reader import MAX_TEXT_BYTES, Part, Reader, text, varint, varints
 from .tensor import FLOAT_DTYPES, Shape
 
 if TYPE_CHECKING:
@@ -28,15 +27,32 @@ MAGIC = b"\x9dDR"
 VERSION = 1
 DEFAULT_MAX_NUMEL = 2**28
 """Elements that a message may ask for by default: 1 GiB of float32."""
+DEFAULT_MAX_TENSORS = 10_000
+"""Tensors that a message may hold by default: each takes up to a tenth of a millisecond to decode, however few its bytes."""
+
+NAMED = 0
+"""The wire id of a codec of another package: its name follows, as ids of other packages could clash."""
 
 _CRC_BYTES = 4
-_SINGLE, _NAMED_TENSORS = 0, 1
+_SINGLE, _NAMED_TENSORS, _PATCH = 0, 1, 2
 _MAX_HEADER_BYTES = 2**24
 _MAX_DIMENSIONS = 32
+_MAX_EMPTY = 2**59  # numpy multiplies the sizes that are not 0 with the 8 bytes of a float64
 _MAX_LAYOUTS = 4096
 _DEFLATE_FROM_BYTES = 48
+_MAX_CODEC_TEXT_BYTES = 1024
 
-Stages = tuple[Sparsifier, IndexCodec, ValueCodec]
+
+class CodecId(NamedTuple):
+    """One codec as a message names it: the wire id, the name (only if the id is `NAMED`, else empty), and all parameters as text."""
+
+    wire_id: int
+    name: str
+    arguments: str
+
+
+Layout = tuple[CodecId, CodecId, CodecId]
+"""The sparsifier, the index codec and the value codec of a tensor."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +62,7 @@ class Record:
     shape: Shape
     dtype: np.dtype[Any]
     nnz: int
-    stages: Stages
+    layout: Layout
     index_part: Part
     order_part: Part
     value_part: Part
@@ -66,42 +82,50 @@ class Message:
 
 
 def write(records: Sequence[Record], names: Sequence[str] | None = None) -> bytes:
-    """One message of these records."""
-    check_writable(records, names)
-    header, deflated = _squeeze(_header(records, names))
-    sections = [section for record in records for section in record.sections]
-    size_bytes = sum(len(section) for section in sections)
-    lead = varint(2 * len(header) + deflated) + header
-    front = MAGIC + bytes((VERSION,)) + varint(len(lead) + size_bytes + _CRC_BYTES) + lead
-    body = b"".join([front, *sections])
-    return b"".join([body, zlib.crc32(body).to_bytes(_CRC_BYTES, "little")])
-
-
-def check_writable(records: Sequence[Record], names: Sequence[str] | None) -> None:
-    """Refuse what every reader would refuse."""
+    """Return one message of these records."""
     for number, record in enumerate(records):
-        if len(record.shape) > _MAX_DIMENSIONS:
-            who = "a tensor" if names is None else f"tensor {shown(names[number])}"
-            raise InputError(f"{who} has {len(record.shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed")
-    for name in names or ():
-        try:
-            size_bytes = len(name.encode())
-        except UnicodeEncodeError as error:
-            raise InputError(f"tensor {shown(name)}: the name cannot be written in UTF-8") from error
-        if size_bytes > MAX_TEXT_BYTES:
-            raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
+        if len(record.shape) > _MAX_DIMENSIONS or 0 in record.shape:
+            _check_shape(record.shape, "a tensor" if names is None else f"tensor {shown(names[number])}")
+    sections: list[Part] = []
+    for record in records:
+        sections += (record.index_part, record.order_part, record.value_part)
+    sizes = list(map(len, sections))
+    header, deflated = squeeze(_header(records, sizes, names))
+    lead = varint(2 * len(header) + deflated) + header
+    parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + sum(sizes) + _CRC_BYTES) + lead, *sections]
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return b"".join([*parts, checksum.to_bytes(_CRC_BYTES, "little")])
 
 
-def read(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Message:
-    """The message in these bytes; sections are views of them."""
-    reader = _open(blob)
+def _check_shape(shape: Shape, who: str) -> None:
+    """Refuse what every reader would refuse."""
+    problem = _shape_problem(shape)
+    if problem:
+        raise InputError(f"{who} {problem}")
+
+
+def _shape_problem(shape: Shape) -> str:
+    """What is wrong with a shape, for writers and readers alike."""
+    if len(shape) > _MAX_DIMENSIONS:
+        return f"has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed"
+    if 0 in shape and prod(filter(None, shape)) >= _MAX_EMPTY:
+        return f"of shape {shape} is empty, but its other sizes multiply to 2**59 or more"
+    return ""
+
+
+def read(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> Message:
+    """Return the message in these bytes; sections are views of them. A message of more elements or tensors is refused."""
+    reader = open_body(blob)
     coded_size = reader.varint()
     header = reader.take(coded_size // 2)
-    names, heads, sizes = _read_header(Reader(_inflate(header) if coded_size % 2 else header), max_numel)
+    names, heads, sizes = _read_header(Reader(inflate(header) if coded_size % 2 else header), max_numel, max_tensors)
     if sum(map(sum, sizes)) != reader.remaining:
         raise CorruptError(f"sections of {sum(map(sum, sizes))} bytes announced, {reader.remaining} found")
-    records = tuple(Record(*head, *(reader.take(size) for size in triple)) for head, triple in zip(heads, sizes, strict=True))
-    return Message(names, records)
+    take = reader.take
+    records = [Record(*head, take(index), take(order), take(value)) for head, (index, order, value) in zip(heads, sizes, strict=True)]
+    return Message(names, tuple(records))
 
 
 def message_bytes(start: Buffer) -> int:
@@ -123,7 +147,7 @@ def message_bytes(start: Buffer) -> int:
     return reader.offset + rest_bytes
 
 
-def _open(blob: Buffer) -> Reader:
+def open_body(blob: Buffer) -> Reader:
     """A reader of what lies between the length and the checksum, both of which hold."""
     try:
         view = memoryview(blob)
@@ -149,95 +173,124 @@ def _open(blob: Buffer) -> Reader:
 # The header
 
 
-def _header(records: Sequence[Record], names: Sequence[str] | None) -> bytes:
-    layouts = [_layout(record.dtype, record.stages) for record in records]
-    table = list(dict.fromkeys(layouts))
-    parts = [bytes((_SINGLE if names is None else _NAMED_TENSORS,)), varint(len(table)), *table]
-    if names is not None:
-        parts += [varint(len(names)), *(text(name) for name in names)]
+def _header(records: Sequence[Record], sizes: Sequence[int], names: Sequence[str] | None) -> bytes:
+    table: dict[bytes, int] = {}
+    numbers: list[int] = []
+    for at, record in enumerate(records):
+        number = table.setdefault(_layout(record.dtype, record.layout), len(table))
+        numbers += (number, len(record.shape), *record.shape, record.nnz, *sizes[3 * at : 3 * at + 3])
     if len(table) > _MAX_LAYOUTS:
         raise InputError(f"a message has at most {_MAX_LAYOUTS} different codecs with their arguments, got {len(table)}")
-    numbers = {layout: varint(number) for number, layout in enumerate(table)}
-    for record, layout in zip(records, layouts, strict=True):
-        sizes = (len(section) for section in record.sections)
-        parts.append(numbers[layout])
-        parts += [varint(n) for n in (len(record.shape), *record.shape, record.nnz, *sizes)]
+    kind, named = (_SINGLE, b"") if names is None else (_NAMED_TENSORS, _names(tuple(names)))
+    return b"".join([bytes((kind,)), varint(len(table)), *table, named, varints(numbers)])
+
+
+@lru_cache(maxsize=64)
+def _names(names: tuple[str, ...]) -> bytes:
+    """How many names there are, and all of them."""
+    parts = [varint(len(names))]
+    for name in names:
+        try:
+            parts.append(text(name))
+        except UnicodeEncodeError as error:
+            raise InputError(f"tensor {shown(name)}: the name cannot be written in UTF-8") from error
+        size_bytes = len(name.encode())
+        if size_bytes > MAX_TEXT_BYTES:
+            raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
     return b"".join(parts)
 
 
-def _layout(dtype: np.dtype[Any], stages: Stages) -> bytes:
-    return _spelled_layout(dtype, stages, repr(stages))
-
-
 @lru_cache(maxsize=1024)
-def _spelled_layout(dtype: np.dtype[Any], stages: Stages, spelling: str) -> bytes:
-    """The layout. `spelling` tells apart what Python holds to be equal, as 1 and 1.0."""
-    coded = (_coded(stage, codec) for stage, codec in zip(STAGES, stages, strict=True))
-    return bytes((FLOAT_DTYPES.index(dtype),)) + b"".join(coded)
+def _layout(dtype: np.dtype[Any], layout: Layout) -> bytes:
+    return bytes((FLOAT_DTYPES.index(dtype),)) + b"".join(map(_codec_id, layout))
 
 
-def _coded(stage: Stage, codec: object) -> bytes:
-    entry = stage.by_codec(codec)
-    name = text(entry.name) if entry.wire_id == NAMED else b""
-    return bytes((entry.wire_id,)) + name + text(wire_arguments(codec))
+def _codec_id(codec: CodecId) -> bytes:
+    name, arguments = text(codec.name) if codec.wire_id == NAMED else b"", text(codec.arguments)
+    if max(len(name), len(arguments)) > _MAX_CODEC_TEXT_BYTES:
+        raise InputError(f"the name and the arguments of a codec take less than {_MAX_CODEC_TEXT_BYTES} bytes each, got {shown(codec)}")
+    return bytes((codec.wire_id,)) + name + arguments
 
 
-def _read_header(reader: Reader, max_numel: int) -> tuple[Any, list[Any], list[tuple[int, int, int]]]:
+_Head = tuple[Shape, np.dtype[Any], int, Layout]
+_Sizes = tuple[int, int, int]
+
+
+def _read_header(reader: Reader, max_numel: int, max_tensors: int) -> tuple[tuple[str, ...] | None, list[_Head], list[_Sizes]]:
     kind = reader.byte()
+    if kind == _PATCH:
+        raise CorruptError("this is a patch of weights, not a message of tensors: see deepreduce.weights")
     if kind not in (_SINGLE, _NAMED_TENSORS):
         raise CorruptError(f"message of kind {kind}, known are {_SINGLE} and {_NAMED_TENSORS}")
     layouts = [_read_layout(reader) for _ in range(reader.varint(limit=_MAX_LAYOUTS))]
-    names = _read_names(reader) if kind == _NAMED_TENSORS else None
-    heads, sizes, numel, used = [], [], 0, set()
-    for _ in range(1 if names is None else len(names)):
-        number = reader.varint()
-        if number >= len(layouts):
-            raise CorruptError(f"layout {number} of {len(layouts)}")
-        used.add(number)
-        shape = tuple(reader.varint() for _ in range(reader.varint(limit=_MAX_DIMENSIONS)))
-        numel += prod(max(n, 1) for n in shape)
-        if numel > max_numel:
-            raise CorruptError(f"the message asks for {numel} elements or more, max_numel allows {max_numel}")
-        heads.append((shape, layouts[number][0], reader.varint(limit=prod(shape)), layouts[number][1]))
-        sizes.append((reader.varint(), reader.varint(), reader.varint()))
-    reader.expect_end()
-    if len(used) != len(layouts):
-        raise CorruptError(f"{len(layouts)} layouts, of which {len(used)} are used")
+    names = _read_names(reader, max_tensors) if kind == _NAMED_TENSORS else None
+    numbers = reader.varints()
+    try:
+        heads, sizes, read = _read_tensors(numbers, layouts, 1 if names is None else len(names), max_numel)
+    except IndexError:
+        raise TruncatedError(f"a header of {len(numbers)} numbers ends before its last tensor") from None
+    if read != len(numbers):
+        raise CorruptError(f"{len(numbers) - read} unexpected numbers at the end of a header")
     return names, heads, sizes
 
 
-def _read_names(reader: Reader) -> tuple[str, ...]:
-    names = tuple(reader.text() for _ in range(reader.varint(limit=reader.remaining)))
+def _read_tensors(
+    numbers: list[int], layouts: list[tuple[np.dtype[Any], Layout]], count: int, max_numel: int
+) -> tuple[list[_Head], list[_Sizes], int]:
+    """What the header says of each tensor, and how many of the numbers that is."""
+    heads: list[_Head] = []
+    sizes: list[_Sizes] = []
+    at, total, used = 0, 0, set()
+    for _ in range(count):
+        layout, dimensions = numbers[at], numbers[at + 1]
+        if layout >= len(layouts):
+            raise CorruptError(f"layout {layout} of {len(layouts)}")
+        used.add(layout)
+        shape = tuple(numbers[at + 2 : at + 2 + min(dimensions, _MAX_DIMENSIONS + 1)])
+        problem = _shape_problem(shape)
+        if problem:
+            raise CorruptError(f"a tensor {problem}")
+        at += 2 + dimensions
+        numel = prod(shape)
+        total += numel
+        if total > max_numel:
+            raise CorruptError(f"the message asks for {total} elements or more, max_numel allows {max_numel}")
+        nnz = numbers[at]
+        if nnz > numel:
+            raise CorruptError(f"{nnz} values for {numel} elements")
+        dtype, codecs = layouts[layout]
+        heads.append((shape, dtype, nnz, codecs))
+        sizes.append((numbers[at + 1], numbers[at + 2], numbers[at + 3]))
+        at += 4
+    if len(used) != len(layouts):
+        raise CorruptError(f"{len(layouts)} layouts, of which {len(used)} are used")
+    return heads, sizes, at
+
+
+def _read_names(reader: Reader, max_tensors: int) -> tuple[str, ...]:
+    count = reader.varint()
+    if count > max_tensors:
+        raise CorruptError(f"the message holds {count} tensors, max_tensors allows {max_tensors}")
+    names = tuple(reader.text() for _ in range(count))
     if len(set(names)) != len(names):
         raise CorruptError("a message holds two tensors of one name")
     return names
 
 
-def _read_layout(reader: Reader) -> tuple[np.dtype[Any], Stages]:
+def _read_layout(reader: Reader) -> tuple[np.dtype[Any], Layout]:
     code = reader.byte()
     if code >= len(FLOAT_DTYPES):
         raise CorruptError(f"dtype code {code}, known are 0 to {len(FLOAT_DTYPES) - 1}")
-    sparsifier, index, value = (_read_coded(stage, reader) for stage in STAGES)
-    return FLOAT_DTYPES[code], (sparsifier, index, value)
+    return FLOAT_DTYPES[code], (_read_codec_id(reader), _read_codec_id(reader), _read_codec_id(reader))
 
 
-def _read_coded(stage: Stage, reader: Reader) -> Any:
+def _read_codec_id(reader: Reader) -> CodecId:
     wire_id = reader.byte()
-    name = reader.text() if wire_id == NAMED else None
-    try:
-        entry = stage.by_id(wire_id) if name is None else stage.by_name(name)
-    except ConfigError as error:
-        raise VersionError(f"the message needs a codec that is broken here: {error}") from error
-    if entry is None:
-        raise VersionError(f"the message needs {stage.title} {name or wire_id!r}, which is not installed here")
-    arguments = reader.text()
-    try:
-        return from_wire_arguments(entry, arguments)
-    except ConfigError as error:
-        raise CorruptError(f"the message has a {stage.title} that cannot be: {error}") from error
+    name = reader.text(_MAX_CODEC_TEXT_BYTES) if wire_id == NAMED else ""
+    return CodecId(wire_id, name, reader.text(_MAX_CODEC_TEXT_BYTES))
 
 
-def _squeeze(header: bytes) -> tuple[bytes, bool]:
+def squeeze(header: bytes) -> tuple[bytes, bool]:
     """The header, deflated where that is shorter: names and shapes of many tensors repeat themselves."""
     if len(header) > _MAX_HEADER_BYTES:
         raise InputError(f"names and shapes take {len(header)} bytes, at most {_MAX_HEADER_BYTES} are allowed: send fewer tensors at once")
@@ -247,7 +300,8 @@ def _squeeze(header: bytes) -> tuple[bytes, bool]:
     return (deflated, True) if len(deflated) < len(header) else (header, False)
 
 
-def _inflate(deflated: memoryview) -> bytes:
+def inflate(deflated: memoryview) -> bytes:
+    """The inverse of `squeeze`, for a header that it deflated."""
     engine = zlib.decompressobj()
     try:
         header = engine.decompress(deflated, _MAX_HEADER_BYTES)

@@ -20,9 +20,13 @@ from .errors import ConfigError
 _TITLES = {int: "an int", float: "a float", bool: "a bool", types.NoneType: "None"}
 
 
-@cache
 def parameters(codec: Any) -> dict[str, Any]:
     """The parameters of a codec class and their types, in order."""
+    return _parameters(codec)
+
+
+@cache
+def _parameters(codec: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(codec)
     kinds = {f.name: hints[f.name] for f in fields(codec)}
     for name, kind in kinds.items():
@@ -42,7 +46,7 @@ def check_parameters(codec: Any) -> None:
 
     >>> import deepreduce as dr
     >>> dr.QSGD(np.int64(4)), dr.Threshold(2)
-    (QSGD(bits=4, bucket=512, norm='max'), Threshold(level=2.0))
+    (QSGD(bits=4, group=512, norm='max'), Threshold(level=2.0))
     >>> dr.QSGD(7.0)
     Traceback (most recent call last):
         ...
@@ -86,6 +90,49 @@ def _alternatives(kinds: tuple[Any, ...]) -> str:
     for kind in kinds:
         titles += map(repr, typing.get_args(kind)) if typing.get_origin(kind) is Literal else [_TITLES[kind]]
     return " or ".join(filter(None, [", ".join(titles[:-1]), titles[-1]]))
+
+
+# Parameters as text
+
+
+def format_value(value: object) -> str:
+    """A parameter as text that `parse_value` reads back."""
+    if value is None:
+        return "auto"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def kind_name(kind: Any) -> str:
+    """A type as specs and error messages write it."""
+    names = []
+    for member in members(kind):
+        if typing.get_origin(member) is Literal:
+            names += [str(choice) for choice in typing.get_args(member)]
+        else:
+            names.append("auto" if member is type(None) else member.__name__)
+    return "|".join(names)
+
+
+def parse_value(text: str, kind: Any, what: str) -> object:
+    """A parameter from its text; ``auto`` is None where the type allows None."""
+    for member in members(kind):
+        try:
+            return _parse_as(text, member)
+        except (KeyError, ValueError):
+            continue
+    raise ConfigError(f"{what} is {kind_name(kind)}, got {shown(text)}")
+
+
+def _parse_as(text: str, kind: Any) -> object:
+    if kind is type(None):
+        return {"auto": None}[text]
+    if kind is bool:
+        return {"true": True, "false": False}[text]
+    if typing.get_origin(kind) is Literal:
+        return {str(choice): choice for choice in typing.get_args(kind)}[text]
+    if not text.isascii() or "_" in text or text.startswith("+") or text != text.strip():
+        raise ValueError(text)
+    return kind(text)
 
 
 def natural(value: object, what: str) -> int:

@@ -11,16 +11,20 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import message, registry, reorder
+import numpy as np
+
+from . import message, registry, reorder, specs
 from .codec import IndexCodec, Sparsifier, ValueCodec
 from .errors import ConfigError, CorruptError, DeepReduceError, FormatError, InputError
-from .message import DEFAULT_MAX_NUMEL, Record
+from .layouts import codecs_of, layout_of
+from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Layout, Record
 from .parameters import shown
 from .reader import Reader
 from .source import Source, Space, as_source
-from .tensor import Shape, SparseTensor, Values
+from .tensor import Positions, Shape, SparseTensor, Support, Values, as_support
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -52,13 +56,13 @@ class DeepReduce:
                 raise ConfigError(f"{stage.title} must be a {stage.base.__name__}, got {codec!r}")
 
     @property
-    def stages(self) -> message.Stages:
+    def stages(self) -> specs.Codecs:
         """The three codecs, in the order of the walk."""
         return self.sparsifier, self.index, self.value
 
     def __str__(self) -> str:
         """The spec: ``parse(str(codec)) == codec``."""
-        return "/".join(registry.format_codec(stage, codec) for stage, codec in zip(registry.STAGES, self.stages, strict=True))
+        return specs.format_spec(self.stages)
 
     def encode(self, gradient: Gradient, seed: int = 0) -> bytes:
         """One self-describing message. The same gradient and seed give the same bytes on every machine.
@@ -77,17 +81,41 @@ class DeepReduce:
         """
         return encode_many(lambda name, source: self, gradients, seed)
 
-    def record(self, source: Source, seed: int) -> Record:
-        """The walk: a gradient as part of a message."""
-        kept = self.sparsifier.select(source, seed)
-        index = self.index.choose(kept, source.space)
-        index_part, support = index.encode(kept, source.space, seed)
+    def record(self, source: Source, seed: int, selected: Support | None = None) -> Record:
+        """The walk: a gradient as part of a message. Nothing is selected where that was done before."""
+        if selected is None:
+            selected = as_support(self.sparsifier.select(source, seed), source.numel)
+        index = self.index.choose(selected, source.space)
+        encoded, announced = index.encode(selected, source.space, seed)
+        support = as_support(announced, source.numel)
         values = source.gather(support)
         value = self.value.choose(values)
         value_part, order = value.encode(values, seed)
-        index_part, order_part = index.attach(index_part, support, order, source.space)
-        stages = (self.sparsifier, index, value)
-        return Record(source.space.shape, source.dtype, support.size, stages, index_part, order_part, value_part)
+        index_part, order_part = index.attach(encoded, support, order, source.space)
+        return Record(source.space.shape, source.dtype, support.nnz, self._layout(index, value), index_part, order_part, value_part)
+
+    def records(self, sources: Sequence[Source], seeds: Sequence[int], selected: Sequence[Support] | None = None) -> list[Record]:
+        """The walk for many gradients of one dtype at once: the same records."""
+        spaces = list(map(_SPACE, sources))
+        if selected is None:
+            selected = self.sparsifier.select_batch(sources, seeds)
+        indexed = self.index.encode_batch(selected, spaces, seeds)
+        coded = self.value.encode_batch([source.gather(support) for source, (_, _, support) in zip(sources, indexed, strict=True)], seeds)
+        records = []
+        for space, (index, index_part, support), (value, value_part, order) in zip(spaces, indexed, coded, strict=True):
+            order_part = b""
+            if order is not None:
+                index_part, order_part = index.attach(index_part, support, order, space)
+            layout = self._layout(index, value)
+            records.append(Record(space.shape, sources[0].dtype, support.nnz, layout, index_part, order_part, value_part))
+        return records
+
+    def _layout(self, index: IndexCodec, value: ValueCodec) -> Layout:
+        return self._own_layout if index is self.index and value is self.value else layout_of((self.sparsifier, index, value))
+
+    @cached_property
+    def _own_layout(self) -> Layout:
+        return layout_of(self.stages)
 
 
 def parse(spec: str) -> DeepReduce:
@@ -99,7 +127,7 @@ def parse(spec: str) -> DeepReduce:
     """
     if not isinstance(spec, str):
         raise ConfigError(f"a spec is a string such as 'topr:0.01/raw/fp16', got {shown(spec)}")
-    return DeepReduce(*registry.parse_stages(spec))
+    return DeepReduce(*specs.parse_stages(spec))
 
 
 def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
@@ -155,7 +183,7 @@ def decode(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Values:
     >>> dr.decode(dr.encode(np.float32([1, -3, 2]), "topr:1/raw/raw"))
     array([ 0., -3.,  0.], dtype=float32)
     """
-    return decode_sparse(blob, max_numel).to_dense()
+    return _dense(decode_sparse(blob, max_numel))
 
 
 def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTensor:
@@ -168,39 +196,52 @@ def decode_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> SparseTen
     return restore(read_single(blob, max_numel))
 
 
-def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, Values]:
-    """All tensors of a message of `encode_many`, by name; `max_numel` bounds them together.
+def decode_many(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, Values]:
+    """All tensors of a message of `encode_many`, by name.
+
+    A message of more than `max_tensors` tensors, or of more than `max_numel` elements in all of them together, is refused.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_many(dr.parse("dense").encode_many({"w": np.float32([1, 2])}))
     {'w': array([1., 2.], dtype=float32)}
     """
-    return {name: tensor.to_dense() for name, tensor in decode_many_sparse(blob, max_numel).items()}
+    return {name: _dense(tensor) for name, tensor in decode_many_sparse(blob, max_numel, max_tensors).items()}
 
 
-def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
+def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, SparseTensor]:
     """`decode_many` without the zeros.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_many_sparse(dr.parse("nonzero/raw/raw").encode_many({"w": np.float32([0, 2])}))["w"].indices
     array([1])
     """
-    return {name: restore(record) for name, record in read_named(blob, max_numel).items()}
+    return {name: restore(record) for name, record in read_named(blob, max_numel, max_tensors).items()}
 
 
 def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
     """The walk backwards, for one tensor. An adapter gives the space in which its device enumerates positions."""
-    _, index, value = record.stages
-    index_part, order_part, value_part = map(Reader, record.sections)
+    _, index, value = codecs_of(record.layout)
+    index_part, value_part = Reader(record.index_part), Reader(record.value_part)
     values = value.decode(value_part, record.nnz, record.dtype)
     value_part.expect_end()
-    positions = index.decode(index_part, record.nnz, space_of(record.shape))
+    space = space_of(record.shape)
+    positions = index.decode(index_part, record.nnz, space)
     index_part.expect_end()
-    values = reorder.restore(values, reorder.decode(order_part, record.nnz))
+    return _restored(record, space, positions, values)
+
+
+def _sorted_support(positions: Support | Positions, numel: int) -> tuple[Support, Positions | None]:
+    """The support, and the order that its values have to be put in."""
     try:
-        return SparseTensor.from_unsorted(positions, values, record.shape)
+        return (as_support(positions, numel), None) if isinstance(positions, Support) else Support.sorting(positions, numel)
     except InputError as error:
         raise CorruptError(f"the message decodes to no valid tensor: {error}") from error
+
+
+def _dense(tensor: SparseTensor) -> Values:
+    """The dense tensor; no copy where all its values are there and in memory of their own: that of a message cannot be written."""
+    own = tensor.support.is_all and tensor.values.flags.writeable
+    return tensor.values.reshape(tensor.shape) if own else tensor.to_dense()
 
 
 def read_single(blob: Buffer, max_numel: int) -> Record:
@@ -211,9 +252,9 @@ def read_single(blob: Buffer, max_numel: int) -> Record:
     return whole.records[0]
 
 
-def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
+def read_named(blob: Buffer, max_numel: int, max_tensors: int = DEFAULT_MAX_TENSORS) -> dict[str, Record]:
     """The records of a message of `encode_many`."""
-    whole = message.read(blob, _whole(max_numel, "max_numel"))
+    whole = message.read(blob, _whole(max_numel, "max_numel"), _whole(max_tensors, "max_tensors"))
     if whole.names is None:
         raise FormatError("the message holds one tensor without a name: decode reads it")
     return dict(zip(whole.names, whole.records, strict=True))
@@ -222,23 +263,99 @@ def read_named(blob: Buffer, max_numel: int) -> dict[str, Record]:
 # Many tensors of one message
 
 
-def encode_batch(codecs: Sequence[DeepReduce], sources: Sequence[Source], seeds: Sequence[int], names: Sequence[str]) -> list[Record]:
-    """Return the records of many tensors, each by its own codec and seed; an error names the tensor."""
-    records = []
-    for codec, source, seed, name in zip(codecs, sources, seeds, names, strict=True):
+def encode_batch(
+    codecs: Sequence[DeepReduce],
+    sources: Sequence[Source],
+    seeds: Sequence[int],
+    names: Sequence[str],
+    selected: Sequence[Support | None],
+) -> list[Record]:
+    """Encode many gradients, each by its codec and with its seed; `selected` has the supports of those that were selected before.
+
+    Those of one codec and dtype are encoded together. An error names the gradient.
+
+    >>> import numpy as np
+    >>> sources = [as_source(np.float32([1, -4, 2])), as_source(np.float32([0, 3]))]
+    >>> codecs = [parse("topr:2/raw/raw"), parse("nonzero/raw/raw")]
+    >>> [record.nnz for record in encode_batch(codecs, sources, [7, 8], ["a", "b"], [None, None])]
+    [2, 1]
+    """
+    groups: dict[tuple[int, np.dtype[Any], bool], list[int]] = {}
+    for number, (codec, source, support) in enumerate(zip(codecs, sources, selected, strict=True)):
+        groups.setdefault((id(codec), source.dtype, support is None), []).append(number)
+    records: dict[int, Record] = {}
+    for group in groups.values():
+        codec, known = codecs[group[0]], [support for i in group if (support := selected[i]) is not None] or None
         try:
-            records.append(codec.record(source, seed))
-        except DeepReduceError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return records
+            made = codec.records(list(map(sources.__getitem__, group)), list(map(seeds.__getitem__, group)), known)
+            records.update(zip(group, made, strict=True))
+        except Exception:  # one by one, to find the gradient
+            for i in group:
+                try:
+                    records[i] = codec.record(sources[i], seeds[i], selected[i])
+                except Exception as error:
+                    raise_named(error, names[i])
+    return list(map(records.__getitem__, range(len(codecs))))
 
 
 def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
-    """Return the tensors of many records; an error names the tensor."""
-    tensors = []
-    for record, space_of, name in zip(records, spaces_of, names, strict=True):
+    """Decode many tensors, each in the space in which its device enumerates positions; an error names the tensor.
+
+    >>> import numpy as np
+    >>> records = encode_batch([parse("nonzero/rice/raw")], [as_source(np.float32([0, 3]))], [0], ["w"], [None])
+    >>> decode_batch(records, [Space], ["w"])[0].to_dense()
+    array([0., 3.], dtype=float32)
+    """
+    groups: dict[tuple[Layout, np.dtype[Any], object], list[int]] = {}
+    for number, (record, space_of) in enumerate(zip(records, spaces_of, strict=True)):
+        groups.setdefault((record.layout, record.dtype, space_of), []).append(number)
+    tensors: dict[int, SparseTensor] = {}
+    for group in groups.values():
         try:
-            tensors.append(restore(record, space_of))
-        except FormatError as error:
-            raise type(error)(f"{name}: {error}") from error
-    return tensors
+            tensors.update(zip(group, restore_batch(list(map(records.__getitem__, group)), spaces_of[group[0]]), strict=True))
+        except FormatError:  # one by one, to find the tensor
+            for i in group:
+                try:
+                    tensors[i] = restore(records[i], spaces_of[i])
+                except FormatError as error:
+                    raise_named(error, names[i])
+    return list(map(tensors.__getitem__, range(len(records))))
+
+
+def restore_batch(records: Sequence[Record], space_of: Callable[[Shape], Space] = Space) -> list[SparseTensor]:
+    """The walk backwards for many tensors of one layout and dtype at once: the same tensors."""
+    _, index, value = codecs_of(records[0].layout)
+    counts, spaces = list(map(_NNZ, records)), list(map(space_of, map(_SHAPE, records)))
+    values = value.decode_batch(list(map(_VALUE_PART, records)), counts, records[0].dtype)
+    positions = index.decode_batch(list(map(_INDEX_PART, records)), counts, spaces)
+    return list(map(_restored, records, spaces, positions, values))
+
+
+_SPACE, _SHAPE, _NNZ, _INDEX_PART, _VALUE_PART = map(operator.attrgetter, ("space", "shape", "nnz", "index_part", "value_part"))
+
+
+def _restored(record: Record, space: Space, positions: Support | Positions, values: Values) -> SparseTensor:
+    """The tensor of what its index and its value section decode to."""
+    if len(record.order_part):
+        values = reorder.restore(values, reorder.decode(Reader(record.order_part), record.nnz))
+    if isinstance(positions, Support) and positions.numel == space.numel:
+        support, order = positions, None
+    else:
+        support, order = _sorted_support(positions, space.numel)
+    if support.nnz != record.nnz or (values.dtype, values.shape) != (record.dtype, (record.nnz,)):
+        raise CorruptError(f"{support.nnz} positions and {values.dtype} values of shape {values.shape}, the header says {record.nnz}")
+    return SparseTensor.trusted(support, values if order is None else values[order], record.shape)
+
+
+def raise_named(error: Exception, name: str) -> NoReturn:
+    """Raise an error of deepreduce again, with the name of its tensor; any other error gets a note.
+
+    >>> raise_named(InputError("QSGD takes float values, got int32"), "layer.weight")
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.InputError: layer.weight: QSGD takes float values, got int32
+    """
+    if isinstance(error, DeepReduceError):
+        raise type(error)(f"{name}: {error}") from error
+    error.add_note(f"while sending {name}")
+    raise error

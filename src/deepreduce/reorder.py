@@ -1,4 +1,4 @@
-"""Permutations in ceil(log2 n) bits an element (paper, section 5.1).
+"""Permutations in ceil(log2 n) bits per element (paper, section 5.1).
 
 A value codec that sorts hands back an `Order`. It travels in a section of its own, unless the index codec can carry any order itself.
 Sorting inside blocks keeps each entry at ceil(log2 block) bits.
@@ -18,7 +18,7 @@ from .tensor import Positions, Values
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """`permutation[i]` is where the i-th value of the value section belongs; no entry leaves its block of `block` places.
+    """`permutation[i]` is where the i-th value of the value section belongs; no entry leaves its block of `block` values.
 
     >>> order = Order(np.array([2, 0, 1]), block=3)
     >>> restore(np.array([7.0, 5.0, 6.0]), order.permutation)
@@ -30,7 +30,7 @@ class Order:
 
 
 def encode(order: Order | None) -> bytes:
-    """The block size and every place inside its block; nothing for no order, or where there is nothing to permute.
+    """The block size and every index inside its block; nothing for no order, or where there is nothing to permute.
 
     >>> encode(Order(np.array([2, 0, 1]), block=3)).hex()
     '0312'
@@ -50,10 +50,10 @@ def decode(part: Reader, count: int) -> Positions | None:
     if block == 0:
         raise CorruptError("an order has blocks of 0 values")
     width_bits = (block - 1).bit_length()
-    packed = part.take(kernels.bits.packed_bytes(count, width_bits))
+    local = part.packed(count, width_bits)
     part.expect_end()
     starts = np.arange(count, dtype=np.int64) // block * block
-    permutation = kernels.bits.unpack(packed, width_bits, count).astype(np.int64) + starts
+    permutation = local.astype(np.int64) + starts
     if int(permutation.max(initial=0)) >= count or not bool(np.all(np.bincount(permutation, minlength=count) == 1)):
         raise CorruptError(f"an order of {count} values is not a permutation")
     return permutation

@@ -1,22 +1,24 @@
 """The seam between the walk and the place where a gradient lives.
 
 Only a few steps touch all `numel` elements: selecting, Bloom membership and gathering. They are methods of a `Source` (a gradient) and
-of its `Space` (the positions it has), so that a tensor on another device runs them there; codecs see the kept elements only.
+of its `Space` (the positions it has), so that a tensor on another device runs them there; codecs see the selected elements only.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import kernels
+from . import kernels, ragged
 from .errors import InputError
-from .tensor import Positions, Shape, SparseTensor, Values, float_dtype
+from .tensor import Positions, Shape, SparseTensor, Support, Values, float_dtype
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Space:
 
     shape: Shape
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of positions."""
         return prod(self.shape)
@@ -40,7 +42,7 @@ class Space:
 
 
 class Source(ABC):
-    """A gradient as the sparsifiers and the walk see it. All positions come back increasing."""
+    """A gradient as the sparsifiers and the walk see it."""
 
     space: Space
     dtype: np.dtype[Any]
@@ -51,57 +53,74 @@ class Source(ABC):
         return self.space.numel
 
     @abstractmethod
-    def all(self) -> Positions:
+    def all(self) -> Support:
         """Every position that is given: all of a dense gradient, the stored ones of a sparse one."""
 
     @abstractmethod
-    def nonzero(self) -> Positions:
-        """Positions whose bits are not all zero (so -0.0 is kept, and a round trip is exact)."""
+    def nonzero(self) -> Support:
+        """Positions of what is not zero; -0.0 is zero, NaN is not."""
 
     @abstractmethod
-    def top(self, count: int) -> Positions:
+    def top(self, count: int) -> Support:
         """The `count` largest magnitudes, ties by position; NaN and Inf are always among them, even if they are more than `count`."""
 
     @abstractmethod
-    def above(self, threshold: float) -> Positions:
+    def above(self, threshold: float) -> Support:
         """Positions with a magnitude of at least `threshold`, and NaN."""
 
     @abstractmethod
-    def chunk_top(self, chunk: int, count: int) -> Positions:
+    def chunk_top(self, chunk: int, count: int) -> Support:
         """`top` inside every run of `chunk` consecutive positions."""
 
     @abstractmethod
-    def gather(self, positions: Positions) -> Values:
-        """The values at these positions as a new host array; zero where a sparse gradient stores none."""
+    def gather(self, support: Support) -> Values:
+        """The values at these positions as a host array; zero where a sparse gradient stores none.
+
+        It may share its memory with the gradient, so it must not be written to.
+        """
 
 
 class DenseSource(Source):
-    """A numpy array. It is read, never written; made contiguous only if it is not."""
+    """A numpy array. It is read, never written; made contiguous only if it is not.
 
-    def __init__(self, array: Values) -> None:
+    With a `hint` from the step before, `top` takes one pass in place of two; what is selected does not depend on it.
+    """
+
+    def __init__(self, array: Values, hint: kernels.selection.Hint | None = None) -> None:
+        self.hint = hint
         self.space = Space(array.shape)
         self.dtype = float_dtype(array.dtype)
         self._flat = np.ascontiguousarray(array, self.dtype).reshape(-1)
         self._bits = self._flat.view(f"u{self.dtype.itemsize}")
 
-    def all(self) -> Positions:
-        return np.arange(self.numel, dtype=np.int64)
+    def all(self) -> Support:
+        return Support.all(self.numel)
 
-    def nonzero(self) -> Positions:
-        return kernels.selection.at_least(self._bits, kernels.selection.ALL_BITS[self.dtype.itemsize], 1)
+    def nonzero(self) -> Support:
+        return self._selected(kernels.selection.at_least(self._bits, kernels.selection.MAGNITUDE[self.dtype.itemsize], 1))
 
-    def top(self, count: int) -> Positions:
-        return kernels.selection.top(self._bits, self.dtype, count)
+    def top(self, count: int) -> Support:
+        if count >= self.space.numel:
+            return self.all()
+        if self.hint is None or self.space.numel < kernels.selection.SMALL:
+            return self._selected(kernels.selection.top(self._bits, self.dtype, count))
+        return self._selected(kernels.selection.top_hinted(self._bits, self.dtype, count, self.hint))
 
-    def above(self, threshold: float) -> Positions:
-        return kernels.selection.above(self._bits, self.dtype, threshold)
+    def above(self, threshold: float) -> Support:
+        return self._selected(kernels.selection.above(self._bits, self.dtype, threshold))
 
-    def chunk_top(self, chunk: int, count: int) -> Positions:
+    def chunk_top(self, chunk: int, count: int) -> Support:
         bounds = np.append(np.arange(0, self.numel, chunk), self.numel)
-        return kernels.selection.top_between(self._bits, self.dtype, bounds, count)
+        return self._selected(kernels.selection.top_between(self._bits, self.dtype, bounds, count))
 
-    def gather(self, positions: Positions) -> Values:
-        return self._flat[positions]
+    def gather(self, support: Support) -> Values:
+        if not support.is_all:
+            return self._flat[support.positions]
+        # To a compiler of kernels, memory that cannot be written is another type: it would compile all of them once more.
+        return self._flat if self._flat.flags.writeable else self._flat.copy()
+
+    def _selected(self, positions: Positions) -> Support:
+        return Support.trusted(positions, self.numel)
 
 
 class SparseSource(Source):
@@ -110,60 +129,42 @@ class SparseSource(Source):
     def __init__(self, tensor: SparseTensor) -> None:
         self.space = Space(tensor.shape)
         self.dtype = tensor.dtype
-        self._indices = tensor.indices
+        self._support = tensor.support
         self._stored = DenseSource(tensor.values)
 
-    def all(self) -> Positions:
-        return self._indices
+    def all(self) -> Support:
+        return self._support
 
-    def nonzero(self) -> Positions:
-        return self._indices[self._stored.nonzero()]
+    def nonzero(self) -> Support:
+        return self._selected(self._stored.nonzero())
 
-    def top(self, count: int) -> Positions:
-        return self._indices[self._stored.top(count)]
+    def top(self, count: int) -> Support:
+        return self._selected(self._stored.top(count))
 
-    def above(self, threshold: float) -> Positions:
-        return self._indices[self._stored.above(threshold)]
+    def above(self, threshold: float) -> Support:
+        return self._selected(self._stored.above(threshold))
 
-    def chunk_top(self, chunk: int, count: int) -> Positions:
-        starts = np.flatnonzero(np.diff(self._indices // chunk, prepend=-1))
-        bounds = np.append(starts, self._indices.size)
-        return self._indices[kernels.selection.top_between(self._stored._bits, self.dtype, bounds, count)]
+    def chunk_top(self, chunk: int, count: int) -> Support:
+        indices = self._support.positions
+        bounds = np.append(np.flatnonzero(np.diff(indices // chunk, prepend=-1)), indices.size)
+        stored = kernels.selection.top_between(self._stored._bits, self.dtype, bounds, count)
+        return self._selected(Support.trusted(stored, indices.size))
 
-    def gather(self, positions: Positions) -> Values:
-        found = np.searchsorted(self._indices, positions)
-        found[found == self._indices.size] = 0
+    def gather(self, support: Support) -> Values:
+        if support is self._support or (support.is_all and self._support.is_all):
+            return self._stored.gather(self._stored.all())
+        indices, positions = self._support.positions, support.positions
+        found = np.searchsorted(indices, positions)
+        found[found == indices.size] = 0
         values = np.zeros(positions.size, self.dtype)
-        if self._indices.size:
-            hit = self._indices[found] == positions
-            values[hit] = self._stored.gather(found[hit])
+        if indices.size:
+            hit = indices[found] == positions
+            values[hit] = self._stored._flat[found[hit]]
         return values
 
-
-class Selected(Source):
-    """A gradient of which positions were selected before: the sparsifier `none` selects these; lossy index codecs see the rest."""
-
-    def __init__(self, source: Source, selected: Positions) -> None:
-        self.space, self.dtype = source.space, source.dtype
-        self._source, self._selected = source, selected
-
-    def all(self) -> Positions:
-        return self._selected
-
-    def nonzero(self) -> Positions:
-        return self._source.nonzero()
-
-    def top(self, count: int) -> Positions:
-        return self._source.top(count)
-
-    def above(self, threshold: float) -> Positions:
-        return self._source.above(threshold)
-
-    def chunk_top(self, chunk: int, count: int) -> Positions:
-        return self._source.chunk_top(chunk, count)
-
-    def gather(self, positions: Positions) -> Values:
-        return self._source.gather(positions)
+    def _selected(self, stored: Support) -> Support:
+        """The positions of some of the stored values, given by their numbers."""
+        return self._support if stored.is_all else Support.trusted(self._support.positions[stored.positions], self.numel)
 
 
 def as_source(gradient: object) -> Source:
@@ -175,3 +176,21 @@ def as_source(gradient: object) -> Source:
     if isinstance(gradient, np.ndarray | np.generic):
         return DenseSource(np.asarray(gradient))
     raise InputError(f"a gradient is a numpy array or a SparseTensor, got {type(gradient).__name__}")
+
+
+def top_batch(sources: Sequence[Source], counts: Sequence[int]) -> list[Support]:
+    """`top` of many gradients: small ones are selected from in one call."""
+    supports = [None if _is_small(source) else source.top(count) for source, count in zip(sources, counts, strict=True)]
+    for dtype in {source.dtype for source, support in zip(sources, supports, strict=True) if support is None}:
+        group = [index for index, support in enumerate(supports) if support is None and sources[index].dtype == dtype]
+        bits = [sources[index]._bits for index in group]  # type: ignore[attr-defined]
+        bounds = ragged.bounds_of([own.size for own in bits])
+        wanted = np.array([counts[index] for index in group])
+        positions, ends = kernels.selection.top_ragged(ragged.joined(bits), dtype, bounds, wanted)
+        for index, own in zip(group, ragged.cut(positions, ends), strict=True):
+            supports[index] = Support.trusted(own, sources[index].numel)
+    return [support for support in supports if support is not None]
+
+
+def _is_small(source: Source) -> bool:
+    return type(source) is DenseSource and 0 < source.space.numel < kernels.selection.SMALL

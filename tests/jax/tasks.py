@@ -10,8 +10,9 @@ import optax
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from deepreduce.jax import PeerError, compressed_mean, link
-from deepreduce.jax.link import Collective, Coordinator, Ticket, exchange
+from deepreduce.jax import PeerError, compressed_mean
+from deepreduce.jax.transport import Collective, Coordinator, store
+from deepreduce.step.frame import Exchange, open_frames, seal
 
 
 def weights():
@@ -50,9 +51,9 @@ def digest(tree):
     return hasher.hexdigest()
 
 
-def train(rank, spec, steps, jitted):
+def train(rank, spec, steps, jitted, topology="allgather"):
     """A digest of the weights, their distance from the start, and what was counted."""
-    mean = compressed_mean(spec)
+    mean = compressed_mean(spec, topology=topology)
     optimizer = optax.chain(mean, optax.sgd(0.1, momentum=0.9))
     params = weights()
     state, step = optimizer.init(params), stepper(optimizer, jitted)
@@ -97,11 +98,11 @@ def identity(rank, jitted):
     return distances, jax.tree.structure(ours) == jax.tree.structure(gradients), digest(ours)
 
 
-def resume(rank, folder, jitted):
-    """The digests of an uninterrupted run, of one that goes on from a file in between, and of one that goes on without what was owed."""
+def resume(rank, folder, jitted, topology, forgotten):
+    """The digests of an uninterrupted run, of one that goes on from a file in between, and of one that forgets a table of residuals."""
 
     def optimizer():
-        return optax.chain(compressed_mean("topr:0.02/rice/qsgd", seed=5), optax.sgd(0.1, momentum=0.9))
+        return optax.chain(compressed_mean("topr:0.02/rice/qsgd", topology=topology, seed=5), optax.sgd(0.1, momentum=0.9))
 
     def run(step, first, last, params, state):
         for number in range(first, last):
@@ -115,7 +116,7 @@ def resume(rank, folder, jitted):
     np.savez(f"{folder}/{rank}.npz", *leaves)
     with np.load(f"{folder}/{rank}.npz") as saved:
         params, state = jax.tree.unflatten(tree, [jnp.asarray(saved[name]) for name in saved.files])
-    forgetful = state[0]._replace(residuals=jax.tree.map(jnp.zeros_like, state[0].residuals)), *state[1:]
+    forgetful = state[0]._replace(**{forgotten: jax.tree.map(jnp.zeros_like, getattr(state[0], forgotten))}), *state[1:]
     return digest(whole), digest(run(after, 4, 8, params, state)), digest(run(after, 4, 8, params, forgetful))
 
 
@@ -138,7 +139,7 @@ class Refusing:
     def __init__(self, rank):
         self.rank = rank
 
-    def choose(self, name, source):
+    def codec_for(self, name, source):
         from deepreduce import InputError, parse
 
         if self.rank == 1:
@@ -146,9 +147,9 @@ class Refusing:
         return parse("dense")
 
 
-def one_fails(rank, jitted):
+def one_fails(rank, jitted, topology):
     """What every process is told when process 1 cannot encode; afterwards they can go on."""
-    mean = compressed_mean(Refusing(rank))
+    mean = compressed_mean(Refusing(rank), topology=topology)
     ones = {"w": jnp.ones(2000)}
     update = jax.jit(mean.update) if jitted else mean.update
     try:
@@ -158,35 +159,57 @@ def one_fails(rank, jitted):
     return "nothing"
 
 
+def exchanged(transport, payload, exchange):
+    """What an all-gather brings."""
+    return [bytes(body) for body in open_frames(transport.all_gather(seal(payload, exchange), exchange), exchange, transport.rank)]
+
+
 def out_of_step(rank):
     """Two processes that are not at the same step."""
     try:
-        exchange(Collective(), b"message", Ticket(channel=7, step=3 + rank, limit_bytes=100))
+        exchanged(Collective(), b"message", Exchange("demo", channel=7, step=3 + rank, limit_bytes=100))
     except PeerError as error:
         return str(error)
     return "nothing"
 
 
 def sizes(rank, lengths):
-    """Messages of all lengths, by both links, come as they were sent."""
+    """Messages of all lengths, by both transports, come as they were sent."""
     collective, coordinator = Collective(), Coordinator(timedelta(seconds=30))
     right = []
     for step, length in enumerate(lengths):
         expected = [bytes([17 * step % 256, sender]) * (length * (1 + sender)) for sender in range(jax.process_count())]
-        for way in (collective, coordinator):
-            ticket = Ticket(channel=1, step=step, limit_bytes=10**7)
-            right.append(exchange(way, expected[rank], ticket) == expected)
+        for transport in (collective, coordinator):
+            right.append(exchanged(transport, expected[rank], Exchange("demo", channel=1, step=step, limit_bytes=10**7)) == expected)
     return all(right), collective.sent_bytes, coordinator.sent_bytes
+
+
+def every_exchange(rank, steps):
+    """All four exchanges by both transports, several times, and what of them is left in the store."""
+    size, right, kept = jax.process_count(), [], []
+    for transport in (Collective(), Coordinator(timedelta(seconds=30))):
+        for step in range(steps):
+            exchange = Exchange("demo", channel=1, step=step, limit_bytes=10**6)
+            frames = [
+                [seal(bytes([step, sender, reader]) * (50 * reader + sender), exchange) for reader in range(size)] for sender in range(size)
+            ]
+            gathered = transport.gather(frames[rank][0], exchange)
+            right.append(gathered is None if rank else list(map(bytes, gathered)) == [row[0] for row in frames])
+            right.append(bytes(transport.broadcast(None if rank else frames[0][0], exchange)) == frames[0][0])
+            right.append(list(map(bytes, transport.all_to_all(frames[rank], exchange))) == [row[rank] for row in frames])
+            right.append(list(map(bytes, transport.all_gather(frames[rank][0], exchange))) == [row[0] for row in frames])
+        kept.append(len(getattr(transport, "_unread", ())))
+    return all(right), kept
 
 
 def alone(rank):
     """Process 1 comes too late: process 0 learns that after the timeout, and process 1 still finds the message."""
-    client, ticket = link._client(), Ticket(channel=1, step=0, limit_bytes=100)
+    client, exchange = store(), Exchange("demo", channel=1, step=0, limit_bytes=100)
     if rank == 1:
         client.blocking_key_value_get("given up", 30_000)
-        return str(exchange(Coordinator(timedelta(seconds=30)), b"late", ticket))
+        return str(exchanged(Coordinator(timedelta(seconds=30)), b"late", exchange))
     try:
-        return str(exchange(Coordinator(timedelta(seconds=0.1)), b"early", ticket))
+        return str(exchanged(Coordinator(timedelta(seconds=0.1)), b"early", exchange))
     except PeerError as error:
         client.key_value_set("given up", "")
         return str(error)

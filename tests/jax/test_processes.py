@@ -2,6 +2,8 @@
 
 import pytest
 
+from deepreduce.step.frame import HEAD_BYTES
+
 from . import tasks
 
 HOW = pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
@@ -21,6 +23,16 @@ def test_replicas_are_bit_identical_after_50_steps(pair, spec, jitted):
 
 
 @HOW
+@pytest.mark.parametrize("topology", ["server", "sharded"])
+def test_replicas_are_bit_identical_with_owners(pair, topology, jitted):
+    answers = pair.run(tasks.train, "topr:0.01/rice/qsgd", 20, jitted, topology)
+    (weights, residuals, moved, _), (other_weights, other_residuals, _, _) = answers
+    assert weights == other_weights
+    assert residuals != other_residuals
+    assert moved > 0.5
+
+
+@HOW
 def test_the_identity_codec_gives_the_mean_of_jax(pair, jitted):
     answers = pair.run(tasks.identity, jitted)
     limits = {"float32": 1e-6, "bfloat16": 2**-7, "float16": 2**-10}  # the halves are rounded once at the end
@@ -32,11 +44,12 @@ def test_the_identity_codec_gives_the_mean_of_jax(pair, jitted):
 
 
 @HOW
-def test_a_checkpoint_goes_on_bit_for_bit(pair, tmp_path, jitted):
-    resumed = pair.run(tasks.resume, str(tmp_path), jitted)
+@pytest.mark.parametrize(("topology", "forgotten"), [("allgather", "residuals"), ("server", "owned"), ("sharded", "owned")])
+def test_a_checkpoint_goes_on_bit_for_bit(pair, tmp_path, jitted, topology, forgotten):
+    resumed = pair.run(tasks.resume, str(tmp_path), jitted, topology, forgotten)
     for whole, restored, forgetful in resumed:
         assert whole == restored
-        assert whole != forgetful  # what is owed matters
+        assert whole != forgetful  # residuals matter
 
 
 @HOW
@@ -51,13 +64,14 @@ def test_an_infinity_reaches_all_and_leaves_no_trace(pair, jitted):
 
 
 @HOW
-def test_a_failure_is_told_to_all_and_they_go_on(pair, jitted):
-    here, there = pair.run(tasks.one_fails, jitted)
-    assert "process 1 failed: InputError: ['w']: this process refuses" in here
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
+def test_a_failure_is_told_to_all_and_they_go_on(pair, jitted, topology):
+    here, there = pair.run(tasks.one_fails, jitted, topology)
+    assert "rank 1 failed: InputError: ['w']: this process refuses" in here
     assert "['w']: this process refuses" in there
-    assert "PeerError" in here
-    assert "PeerError" not in there
-    assert pair.run(tasks.sizes, [3]) == [(True, 256, 23), (True, 256, 29)]
+    assert "PeerFailure" in here
+    assert "PeerFailure" not in there
+    assert pair.run(tasks.sizes, [3]) == [(True, 256, HEAD_BYTES + 6), (True, 256, HEAD_BYTES + 12)]
 
 
 def test_messages_of_all_sizes_arrive(pair):
@@ -66,13 +80,19 @@ def test_messages_of_all_sizes_arrive(pair):
         assert right
 
 
+def test_every_exchange_of_both_transports(pair):
+    for right, (_, kept_in_the_store) in pair.run(tasks.every_exchange, 5):
+        assert right
+        assert kept_in_the_store <= 2  # what the last exchanges left, however many there were
+
+
 def test_processes_that_are_not_in_step_are_told(pair):
     here, there = pair.run(tasks.out_of_step)
-    assert "process 1 is at step 4" in here
-    assert "process 0 is at step 3" in there
+    assert "rank 1 is at step 4" in here
+    assert "rank 0 is at step 3" in there
 
 
 def test_a_process_that_does_not_come_in_time_is_named(pair):
     here, there = pair.run(tasks.alone)
-    assert "process 0 got nothing from process 1" in here
+    assert "rank 0 got nothing from rank 1" in here
     assert there == "[b'early', b'late']"

@@ -11,7 +11,8 @@ import optax
 import pytest
 
 import deepreduce as dr
-from deepreduce.jax import CompressedMeanState, compressed_mean
+from deepreduce.jax import CompressedMeanState, PeerError, Sharded, compressed_mean, transport
+from deepreduce.step.seeds import StepSeed
 
 SPEC = "topr:0.05/rice/qsgd"
 HOW = pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
@@ -49,7 +50,7 @@ def test_a_tree_of_any_structure_comes_back_as_it_was(tree, jitted):
 
 @HOW
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
-def test_what_was_not_sent_is_owed_in_every_dtype(dtype, jitted):
+def test_what_was_not_sent_is_the_residual_in_every_dtype(dtype, jitted):
     with jax.enable_x64(dtype == "float64"):
         gradient = noise(4000, dtype)
         mean = compressed_mean("topr:0.05/rice/raw")
@@ -60,9 +61,9 @@ def test_what_was_not_sent_is_owed_in_every_dtype(dtype, jitted):
             sent, state = update(gradient, state)
             assert sent.dtype == dtype
             total += np.asarray(sent, np.float64)
-        owed = np.asarray(state.residuals, np.float64)
-        np.testing.assert_allclose(total + owed, 3 * np.asarray(gradient, np.float64), rtol=1e-6, atol=1e-5)
-        assert np.count_nonzero(owed)
+        residual = np.asarray(state.residuals, np.float64)
+        np.testing.assert_allclose(total + residual, 3 * np.asarray(gradient, np.float64), rtol=1e-6, atol=1e-5)
+        assert np.count_nonzero(residual)
 
 
 @HOW
@@ -74,7 +75,7 @@ def test_residuals_are_those_of_the_core(jitted):
         gradient = noise(3000, seed=step)
         sent, state = update(gradient, state)
         compensated = memory.compensate("w", np.asarray(gradient))
-        expected = dr.decode_sparse(codec.encode(compensated, seed=3 + step))
+        expected = dr.decode_sparse(codec.encode(compensated, seed=StepSeed(3, step, rank=0).of("")))
         memory.update("w", compensated, expected)
         np.testing.assert_array_equal(sent, expected.to_dense())
         np.testing.assert_array_equal(state.residuals, memory.state_dict()["residuals"]["w"])
@@ -126,7 +127,7 @@ def test_it_composes_and_learns_without_memory_too():
 
 def test_a_policy_may_choose_by_name():
     class OnlyEmbeddings:
-        def choose(self, name, source):
+        def codec_for(self, name, source):
             return dr.parse("topr:1/raw/raw" if "embedding" in name else "dense")
 
     mean = compressed_mean(OnlyEmbeddings())
@@ -144,6 +145,10 @@ def test_a_policy_may_choose_by_name():
         {"seed": 1.5},
         {"seed": None},
         {"timeout": 300},
+        {"history": 0},
+        {"history": "a"},
+        {"topology": "ring"},
+        {"topology": None},
         {"timeout": timedelta()},
         {"small_tensor_numel": -1},
         {"small_tensor_numel": "7"},
@@ -162,10 +167,69 @@ def test_what_does_not_fit_is_refused_by_name():
     with pytest.raises(dr.InputError, match=r"\['count'\] holds float16.*got int32"):
         mean.init({"count": jnp.zeros(3, jnp.int32)})
     state = mean.init({"w": jnp.zeros(3)})
-    with pytest.raises(dr.InputError, match=r"\['w'\] is float32 of shape \(4,\)"):
+    with pytest.raises(dr.InputError, match=r"\['w'\] needs its residual as float32 of shape \(4,\)"):
         mean.update({"w": jnp.zeros(4)}, state)
     with pytest.raises(dr.InputError, match="tree"):
         jax.jit(mean.update)({"v": jnp.zeros(3)}, state)
+
+
+@HOW
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded", Sharded(budget=2.0)], ids=str)
+def test_alone_every_topology_sends_what_allgather_does(topology, jitted):
+    gradient = {"w": noise((40, 50)), "b": noise(3), "s": noise(())}
+    mean = compressed_mean("topr:0.05/rice/raw", topology=topology)
+    update, state, total = updater(mean, jitted), mean.init(gradient), jax.tree.map(jnp.zeros_like, gradient)
+    assert (state.owned is None) == (topology == "allgather")
+    for _ in range(3):
+        means, state = update(gradient, state)
+        total = jax.tree.map(jnp.add, total, means)
+    for name in gradient:
+        np.testing.assert_allclose(total[name] + state.residuals[name], 3 * gradient[name], rtol=1e-5, atol=1e-5)
+        assert state.owned is None or state.owned[name].shape == (gradient[name].size,)
+
+
+def test_owners_residuals_that_do_not_fit_are_refused():
+    mean, gradient = compressed_mean(SPEC, topology="sharded"), {"w": jnp.ones(4)}
+    state = mean.init(gradient)
+    with pytest.raises(dr.InputError, match=r"\['w'\] needs the residual that this process owns .* shape \(4,\).* shape \(2,\)"):
+        mean.update(gradient, state._replace(owned={"w": jnp.zeros(2)}))
+    with pytest.raises(dr.InputError, match="tree"):
+        mean.update(gradient, state._replace(owned=None))
+
+
+def test_what_is_sent_of_an_embedding_stays_in_proportion_to_what_is_touched():
+    mean, draw, sizes = compressed_mean("nonzero/auto/qsgd"), np.random.default_rng(0), []
+    state = mean.init(jnp.zeros((20_000, 16)))
+    for _ in range(60):
+        gradient = np.zeros((20_000, 16), np.float32)
+        gradient[draw.choice(20_000, 200, replace=False)] = draw.standard_normal((200, 16))
+        _, state = mean.update(jnp.asarray(gradient), state)
+        sizes.append(mean.stats().last.message_bytes)
+    assert max(sizes) < 1.2 * sizes[0]
+
+
+def test_a_policy_that_fails_comes_out_as_itself():
+    class Broken:
+        def codec_for(self, name, source):
+            return {}[name]
+
+    mean, ones = compressed_mean(Broken()), {"w": jnp.ones(3)}
+    with pytest.raises(KeyError, match=r"\['w'\]"):
+        mean.update(ones, mean.init(ones))
+
+
+def test_a_jax_without_the_store_is_named(monkeypatch):
+    class Client:
+        key_value_set_bytes = None
+
+    from jax._src import distributed
+
+    monkeypatch.setattr(distributed.global_state, "client", Client())
+    with pytest.raises(PeerError, match=rf"found JAX {jax.__version__}, without blocking_key_value_get_bytes, key_value_delete"):
+        transport.store()
+    monkeypatch.delattr(distributed, "global_state")
+    with pytest.raises(PeerError, match="call update outside jit"):
+        transport.store()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="cores are counted otherwise here")

@@ -9,11 +9,14 @@ from deepreduce.tensorflow import DistributedOptimizer
 from .jobs import compressed, fitted, flat, network, sgd
 from .workers import run_workers
 
+OWNERS = ["server", "sharded"]
 SPECS = ["none/all/raw", "topr:0.01/rice/qsgd", "topr:0.05/bloom:p2/raw"]
 
 
 def trained(rank, strategy, specs):
     models = [fitted(strategy, sgd)] + [fitted(strategy, compressed(spec)) for spec in specs]
+    models += [fitted(strategy, compressed("none/all/raw", topology=topology)) for topology in OWNERS]
+    models += [fitted(strategy, compressed("topr:0.05/rice/qsgd", topology=topology)) for topology in OWNERS]
     return [flat(model) for model in models], [model.optimizer.stats().last for model in models[1:]]
 
 
@@ -23,8 +26,9 @@ def two_workers():
 
 
 def test_without_compression_it_is_the_all_reduce_of_keras(two_workers):
-    for (plain, uncompressed, *_), _ in two_workers:
-        np.testing.assert_allclose(uncompressed, plain, rtol=0, atol=1e-6)
+    for (plain, uncompressed, _, _, by_server, by_owners, _, _), _ in two_workers:
+        for ours in (uncompressed, by_server, by_owners):
+            np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-6)
 
 
 def test_all_workers_hold_the_same_bits(two_workers):
@@ -36,7 +40,7 @@ def test_all_workers_hold_the_same_bits(two_workers):
 
 
 def test_the_bytes_are_counted(two_workers):
-    for _, (identity, rice, bloom) in two_workers:
+    for _, (identity, rice, bloom, *_) in two_workers:
         assert identity.dense_bytes == rice.dense_bytes == bloom.dense_bytes == 4 * (20 * 48 + 48 + 48 * 48 + 48 + 48 * 5 + 5)
         assert identity.message_bytes > identity.dense_bytes
         assert rice.ratio > 50

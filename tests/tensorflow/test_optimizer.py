@@ -1,13 +1,17 @@
 """One process, no strategy: what a user of Keras relies on."""
 
+import traceback
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import deepreduce as dr
-from deepreduce.tensorflow import DistributedOptimizer, PeerError
-from deepreduce.tensorflow.messages import from_words, to_words
+from deepreduce.step.frame import Exchange, Failure, open_frames, seal
+from deepreduce.step.worker import Worker
+from deepreduce.tensorflow import DistributedOptimizer, PeerError, Sharded, private
+from deepreduce.tensorflow.transport import Crossing, Replicas, from_words, to_words
 
 from .jobs import batches, compressed, flat, network, sgd
 
@@ -36,7 +40,7 @@ def test_residual_is_what_was_not_sent(dtype):
     assert residual.dtype == ("float64" if dtype == "float64" else "float32")
 
 
-def test_small_tensors_owe_nothing():
+def test_small_tensors_have_no_residual():
     optimizer = DistributedOptimizer(sgd(), SPEC, small_tensor_numel=10)
     optimizer.build([keras.Variable(np.zeros(20), name="large"), keras.Variable(np.zeros(5), name="small")])
     assert [residual is not None for residual in optimizer._residuals] == [True, False]
@@ -60,7 +64,7 @@ def test_a_variable_without_gradient_is_left_alone():
     assert list(optimizer.stats().last.parameters) == ["used"]
 
 
-def test_rows_are_summed_and_their_debt_waits_for_them():
+def test_rows_are_summed_and_their_residual_waits_for_them():
     optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), "topr:1/raw/raw", small_tensor_numel=0)
     table = keras.Variable(np.zeros((4, 2), np.float32), name="table")
 
@@ -78,35 +82,153 @@ def test_rows_are_summed_and_their_debt_waits_for_them():
 
 
 def test_it_is_saved_by_its_settings():
-    optimizer = DistributedOptimizer(keras.optimizers.Adam(0.5), SPEC, memory="none", small_tensor_numel=7, seed=3)
+    optimizer = DistributedOptimizer(
+        keras.optimizers.Adam(0.5), SPEC, memory="none", small_tensor_numel=7, topology=Sharded(budget=2.5), seed=3
+    )
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert again.get_config() == optimizer.get_config()
     assert isinstance(again.inner_optimizer, keras.optimizers.Adam)
+    assert again._steps.reducer.topology == Sharded(budget=2.5)
     again.learning_rate = 0.25
     assert float(again.inner_optimizer.learning_rate) == 0.25
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras
+def test_names_survive_the_loading_of_a_model(tmp_path):
+    model = network(compressed(SPEC))
+    model.fit(batches(count=1), verbose=0, shuffle=False)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        each.fit(batches(count=1), verbose=0, shuffle=False)
+    assert list(loaded.optimizer.stats().last.parameters) == list(model.optimizer.stats().last.parameters)
+    assert "network/hidden0/kernel" in loaded.optimizer.stats().last.parameters
+    with pytest.raises(dr.ConfigError, match="1 parameter names were given for 6 variables"):
+        network(compressed(SPEC, parameter_names=["w"])).fit(batches(count=1), verbose=0, shuffle=False)
 
 
 def test_a_policy_is_saved_too_if_it_is_one_of_ours():
     policy = dr.BySize(10, dr.parse("dense"), dr.parse("topr:1/raw/raw"))
     again = keras.optimizers.deserialize(keras.optimizers.serialize(DistributedOptimizer(sgd(), policy)))
-    assert again._messenger.policy == policy
+    assert again._steps.reducer.policy == policy
 
     class Mine:
-        def choose(self, name, source):
+        def codec_for(self, name, source):
             return dr.parse("dense")
 
     with pytest.raises(dr.ConfigError, match=r"saved with a spec, a DeepReduce or a BySize .* got .*Mine"):
         DistributedOptimizer(sgd(), Mine()).get_config()
 
 
-@pytest.mark.parametrize("options", [{"memory": "both"}, {"seed": -1}, {"spec": "topr/raw"}, {"optimizer": object()}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memory": "both"},
+        {"seed": -1},
+        {"spec": "topr/raw"},
+        {"optimizer": object()},
+        {"history": "a"},
+        {"history": 0},
+        {"topology": "dense"},
+    ],
+)
 def test_wrong_settings_are_refused(options):
     with pytest.raises(dr.ConfigError):
         DistributedOptimizer(**{"optimizer": sgd(), "spec": SPEC} | options)
 
 
-def test_words_carry_messages_and_reasons():
-    with pytest.raises(PeerError, match="worker 1 could not send its gradients: no memory"):
-        from_words(np.concatenate([to_words(b"fine"), to_words(b"no memory", failed=True)]))
-    with pytest.raises(dr.CorruptError, match="worker 0 announces"):
-        from_words(to_words(b"12345")[:-1])
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
+def test_alone_every_topology_sends_what_allgather_does(topology):
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), "topr:1/raw/raw", small_tensor_numel=0, topology=topology)
+    weight, table = keras.Variable(np.zeros(3, np.float32), name="weight"), keras.Variable(np.zeros((4, 2), np.float32), name="table")
+    for _ in range(3):
+        rows = tf.IndexedSlices(tf.constant([[1.0, 0.0], [3.0, 0.0]]), tf.constant([3, 1]))
+        optimizer.apply([tf.constant([4.0, 3.0, 1.0]), rows], [weight, table])
+    np.testing.assert_array_equal(weight.numpy(), [-12, -6, 0])
+    np.testing.assert_array_equal(table.numpy(), [[0, 0], [-9, 0], [0, 0], [0, 0]])
+    np.testing.assert_array_equal(optimizer._residuals[1].numpy()[3], [3, 0])
+    assert sum("owned" in variable.path for variable in optimizer.variables) == (0 if topology == "allgather" else 2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
+def test_a_bug_in_a_policy_comes_out_as_itself(compiled, topology):
+    class Broken:
+        def codec_for(self, name, source):
+            return {}["the key that is missing"]
+
+    optimizer = DistributedOptimizer(sgd(), Broken(), topology=topology)
+    weight = keras.Variable(np.zeros(3, np.float32), name="weight")
+    optimizer.build([weight])
+
+    def step():
+        optimizer.apply([tf.constant([1.0, 2.0, 3.0])], [weight])
+
+    with pytest.raises(tf.errors.OpError if compiled else KeyError, match="the key that is missing") as caught:
+        (tf.function(step) if compiled else step)()
+    assert "codec_for" in "".join(traceback.format_exception(caught.value))
+    assert "PeerError" not in str(caught.value)
+
+
+def test_what_is_sent_of_an_embedding_stays_in_proportion_to_what_is_touched():
+    optimizer, draw, sizes = DistributedOptimizer(keras.optimizers.SGD(1.0), "nonzero/auto/qsgd"), np.random.default_rng(0), []
+    table, total = keras.Variable(np.zeros((20_000, 16), np.float32), name="table"), np.zeros((20_000, 16))
+    optimizer.build([table])
+
+    @tf.function
+    def step(values, rows):
+        optimizer.apply([tf.IndexedSlices(values, rows)], [table])
+
+    for _ in range(100):
+        rows, values = draw.choice(20_000, 200, replace=False), draw.standard_normal((200, 16)).astype(np.float32)
+        step(tf.constant(values), tf.constant(rows))
+        total[rows] += values
+        sizes.append(optimizer.stats().last.message_bytes)
+    assert max(sizes) < 1.2 * sizes[0]
+    np.testing.assert_allclose(optimizer._residuals[0].numpy() - table.numpy(), total, atol=1e-4)  # nothing is lost
+
+
+def test_words_carry_frames_and_reasons():
+    exchange = Exchange("weight", 7, 0, 100)
+    gathered = np.concatenate([to_words(seal(b"fine", exchange)), to_words(seal(Failure(MemoryError("no memory")), exchange))])
+    with pytest.raises(PeerError, match="rank 1 failed: MemoryError: no memory"):
+        open_frames(from_words(gathered, 2, exchange), exchange, rank=0)
+    with pytest.raises(dr.CorruptError, match="rank 1 for weight: a frame has a head"):
+        from_words(to_words(seal(b"12345", exchange)), 2, exchange)
+    with pytest.raises(dr.CorruptError, match="bytes came after the frames of 1 replicas"):
+        from_words(gathered, 1, exchange)
+
+
+def test_a_step_that_ends_too_early_still_takes_part_in_every_exchange():
+    def work(transport):
+        transport.all_gather(seal(b"first", exchange), exchange)
+        raise KeyError("bug")
+
+    exchange, worker = Exchange("weight", 7, 0, 100), Worker("test")
+    crossing = Crossing(worker, Replicas(0, 1), 2, work)
+    second = crossing.following(crossing.first())
+    with pytest.raises(PeerError, match="rank 0 failed: KeyError: 'bug'"):
+        open_frames(from_words(second, 1, exchange), exchange, rank=0)
+    with pytest.raises(KeyError, match="bug"):
+        crossing.last(second)
+    worker.close()
+
+
+def test_a_step_that_was_given_up_frees_its_thread():
+    exchange, worker = Exchange("weight", 7, 0, 100), Worker("test")
+    interrupted = Crossing(worker, Replicas(0, 1), 1, lambda transport: transport.all_gather(seal(b"", exchange), exchange))
+    interrupted.first()
+    interrupted.give_up()
+    assert worker.submit(lambda: "free").result(timeout=10) == "free"
+    worker.close()
+
+
+def test_a_keras_that_sums_otherwise_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.optimizers.Optimizer, "_backend_update_step", lambda self, grads, variables, rate: None)
+    with pytest.raises(dr.ConfigError, match=f"cannot keep SGD from summing .* found Keras {keras.__version__} on tensorflow"):
+        DistributedOptimizer(sgd(), SPEC)
+
+
+def test_a_keras_that_builds_otherwise_is_refused():
+    with pytest.raises(dr.ConfigError, match=f"enable_fit needs Keras 3 .* found Keras {keras.__version__}"):
+        private.build_alone(object(), None)

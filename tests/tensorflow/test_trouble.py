@@ -34,7 +34,7 @@ def overflowing(rank, strategy):
     first = weight.numpy()
     step(tf.constant([INF, 1.0, 1.0] if rank else [0.0, 0.0, 0.0]))
     skipped, scale = weight.numpy(), float(scaled.dynamic_scale.numpy())
-    step(tf.constant([0.0, 0.0, 0.0]))  # what is owed is what the first step left: 8 at a scale of 4
+    step(tf.constant([0.0, 0.0, 0.5]))  # the residual is what the first step left: 8 at a scale of 4
     return first, skipped, scale, weight.numpy()
 
 
@@ -49,9 +49,9 @@ def test_an_overflow_on_one_worker_skips_the_step_on_all():
 def poisoned(rank, strategy, spec):
     optimizer, weight, step = stepper(strategy, keras.optimizers.SGD(1.0), spec)
     step(tf.constant([3.0, 2.0, 1.0]))
-    owed = optimizer._residuals[0].numpy()
+    residual = optimizer._residuals[0].numpy()
     step(tf.constant([1.0, NAN, 1.0] if rank == 0 else [1.0, 1.0, 1.0]))
-    return weight.numpy(), owed, optimizer._residuals[0].numpy()
+    return weight.numpy(), residual, optimizer._residuals[0].numpy()
 
 
 def test_nan_reaches_all_workers_and_leaves_the_residual_alone():
@@ -64,21 +64,30 @@ def test_nan_reaches_all_workers_and_leaves_the_residual_alone():
 class Picky:
     """A policy that refuses large gradients."""
 
-    def choose(self, name, source):
-        if source.top(1).size and float(source.gather(source.top(1))[0]) > 100:
+    def codec_for(self, name, source):
+        if source.top(1).nnz and float(source.gather(source.top(1))[0]) > 100:
             raise dr.InputError("too large for me")
         return dr.parse("topr:1/raw/raw")
 
 
-def refusing(rank, strategy):
-    _, _, step = stepper(strategy, keras.optimizers.SGD(1.0), Picky())
-    step(tf.constant([1.0, 2.0, 3.0]))
-    try:
-        step(tf.constant([1.0, 2.0, 1000.0 if rank else 3.0]))
-    except tf.errors.OpError as error:
-        return str(error)
+def refusing(rank, strategy, topologies):
+    told = []
+    for topology in topologies:
+        _, weight, step = stepper(strategy, keras.optimizers.SGD(1.0), Picky(), topology=topology)
+        step(tf.constant([1.0, 2.0, 3.0]))
+        try:
+            step(tf.constant([1.0, 2.0, 1000.0 if rank else 3.0]))
+        except tf.errors.OpError as error:
+            told.append(str(error))
+        step(tf.constant([1.0, 2.0, 3.0]))  # and they go on
+        told.append(weight.numpy().tolist())
+    return told
 
 
-def test_a_worker_that_cannot_encode_tells_the_others():
-    for told in run_workers(refusing, 2):
-        assert "worker 1 could not send its gradients: InputError: weight: too large for me" in told
+def test_a_worker_that_cannot_encode_tells_the_others_and_they_go_on():
+    here, there = run_workers(refusing, 2, ["allgather", "server", "sharded"])
+    for other, failed in zip(here[::2], there[::2], strict=True):
+        assert "PeerFailure: rank 1 failed: InputError: weight: too large for me" in other
+        assert "InputError: weight: too large for me" in failed
+        assert "PeerFailure" not in failed
+    assert here[1::2] == there[1::2]

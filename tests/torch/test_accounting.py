@@ -8,8 +8,8 @@ import torch.distributed as dist
 from rich.console import Console
 
 import deepreduce as dr
-from deepreduce.torch import DeepReduceState, Sharded, allreduce_
 from deepreduce.step.frame import Exchange, open_frames, seal
+from deepreduce.torch import DeepReduceState, Sharded, allreduce_
 from deepreduce.torch.transport import connect
 
 from .ranks import run_ranks

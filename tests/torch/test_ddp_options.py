@@ -162,6 +162,8 @@ def test_the_no_op_hook_does_not_communicate():
         ({"memory": "all"}, "memory is 'residual', 'none' or a ResidualMemory"),
         ({"per": "model"}, "per is 'parameter' or 'bucket'"),
         ({"seed": -1}, "a seed is an int of at least 0, got -1"),
+        ({"timeout": 5}, "timeout is a timedelta above 0, got 5"),
+        ({"history": "a"}, "history is an int of at least 1, got 'a'"),
     ],
 )
 def test_wrong_options_are_refused_when_the_state_is_made(options, problem):

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 
 from deepreduce.torch import DeepReduceState, allreduce_
-from deepreduce.torch.link import Link
+from deepreduce.torch.transport import Gloo
 
 from .ranks import run_ranks, watch_ranks
-from .tasks import batch, flat, hooked, network, train
+from .tasks import batch, flat, hooked, train
 
 SPEC = "topr:0.05/rice/qsgd"
 
@@ -57,7 +57,7 @@ def without_the_residual(rank):
     state = state_for("allgather")
     model = hooked(state)
     train(rank, model, 5)
-    state._feedback.memory.load_state_dict({"residuals": {}, "velocities": {}})
+    state.memory.own.load_state_dict({"residuals": {}, "velocities": {}})
     train(rank, model, 5, start=5)
     return straight, flat(model)
 
@@ -68,8 +68,17 @@ def test_the_residual_is_what_a_checkpoint_must_hold():
 
 
 def test_a_foreign_state_is_refused():
-    with pytest.raises(ValueError, match="keys step, seed, sent and owned"):
-        DeepReduceState("dense").load_state_dict({"step": 1})
+    state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0, model=torch.nn.Linear(2, 1))
+    allreduce_(torch.tensor([3.0, 2.0]), state, names=["weight"])
+    before = state.state_dict()
+    foreign = {**before, "memory": {"residuals": {"other": torch.ones(2)}, "velocities": {}, "scale": 1.0}}
+    spoiled = {**before, "step": 9, "owned": {"residuals": {"weight": torch.ones(2, dtype=torch.int32)}, "velocities": {}}}
+    for refused, why in (({"step": 1}, "has the keys memory, numels"), (foreign, "the model has not: other"), (spoiled, "int32")):
+        with pytest.raises(ValueError, match=why):
+            state.load_state_dict(refused)
+        after = state.state_dict()
+        assert after["step"] == before["step"]
+        assert torch.equal(after["memory"]["residuals"]["weight"], before["memory"]["residuals"]["weight"])
 
 
 # Mixed precision
@@ -91,8 +100,8 @@ def overflow(rank, spec, topology):
         scaler.step(optimizer)
         scaler.update()
         found.append((scaler.get_scale(), torch.equal(before, flat(model))))
-    owed = state.state_dict()["sent"]["dense"]["residuals"].values()
-    return found, flat(model), all(bool(torch.isfinite(held).all()) for held in owed)
+    held = state.state_dict()["memory"]["residuals"].values()
+    return found, flat(model), all(bool(torch.isfinite(each).all()) for each in held)
 
 
 @pytest.mark.parametrize(("spec", "topology"), [(SPEC, "allgather"), ("randomr:0.1/seeded/raw", "sharded"), (SPEC, "server")])
@@ -158,8 +167,8 @@ def test_the_residual_of_half_precision_is_kept_in_float32(dtype):
     state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0)
     for _ in range(4):
         allreduce_(torch.tensor([100.0, 1.0, 2.0**-12], dtype=dtype), state)
-    owed = state.state_dict()["sent"]["dense"]["residuals"]["tensor 0"]
-    assert torch.equal(owed, torch.tensor([0.0, 4.0, 4 * 2.0**-12]))
+    held = state.state_dict()["memory"]["residuals"]["tensor 0"]
+    assert torch.equal(held, torch.tensor([0.0, 4.0, 4 * 2.0**-12]))
 
 
 def test_a_residual_beyond_float16_stays_finite():
@@ -170,8 +179,8 @@ def test_a_residual_beyond_float16_stays_finite():
         allreduce_(gradient, state)
         assert bool(torch.isfinite(gradient).all())
         got += gradient
-    owed = state.state_dict()["sent"]["dense"]["residuals"]["tensor 0"]
-    assert torch.equal(got + owed, torch.tensor([4 * 60000.0, 4 * 59008.0]))
+    held = state.state_dict()["memory"]["residuals"]["tensor 0"]
+    assert torch.equal(got + held, torch.tensor([4 * 60000.0, 4 * 59008.0]))
 
 
 # Failures
@@ -196,32 +205,32 @@ def test_a_killed_rank_makes_the_others_raise(size):
 
 
 def corrupting(rank, topology, model_rank=1):
-    state = DeepReduceState(SPEC, topology=topology, small_tensor_numel=16, model=network(), timeout=timedelta(seconds=10))
+    state = DeepReduceState(SPEC, topology=topology, small_tensor_numel=16, timeout=timedelta(seconds=10))
     model = hooked(state)
     train(rank, model, 1)
     if rank == model_rank:
-        _corrupt(Link)
+        _corrupt(Gloo)
     train(rank, model, 2, start=1)
 
 
-def _corrupt(link):
+def _corrupt(transport):
     """Flip one byte of every message this rank sends, behind the back of the checksum."""
-    for name in ("_all_gather", "_gather", "_all_to_all"):
-        setattr(link, name, _flipping(getattr(link, name)))
+    for name in ("all_gather", "gather", "all_to_all"):
+        setattr(transport, name, _flipping(getattr(transport, name)))
 
 
 def _flipping(send):
     def sending(self, outgoing, *arguments):
-        flipped = [_flipped(buffer) for buffer in outgoing] if isinstance(outgoing, list) else _flipped(outgoing)
+        flipped = [_flipped(frame) for frame in outgoing] if isinstance(outgoing, list) else _flipped(outgoing)
         return send(self, flipped, *arguments)
 
     return sending
 
 
-def _flipped(buffer):
-    buffer = buffer.copy()
-    buffer[len(buffer) // 2 if len(buffer) > 150 else 0 :][:1] ^= 0xFF
-    return buffer
+def _flipped(frame):
+    changed = bytearray(frame)
+    changed[len(frame) // 2 if len(frame) > 150 else 0] ^= 0xFF
+    return bytes(changed)
 
 
 @pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from deepreduce.cli.main import main
 from deepreduce.errors import ConfigError
@@ -207,7 +208,11 @@ def test_links_use_cubic_and_are_removed_after_a_failure():
     ("arguments", "reason"),
     [
         (["--model", "resnet20"], "mlp, cnn"),
-        (["--task", "imagenet"], "digits, cifar10, ml1m"),
+        (["--task", "mnist"], "digits, cifar10, imagenet, ml1m, ml20m"),
+        (["--precision", "int8"], "fp32, fp16, bf16"),
+        (["--schedule", "step:0.5"], "step:SHARE=FACTOR"),
+        (["--codec", "dense", "--sweep", "fpr=0.1"], "no codec has {fpr}"),
+        (["--framework", "jax", "--accumulate", "2"], "without accumulation"),
         (["--codec", "topr:0.01/nonsense/raw"], "nonsense"),
         (["--framework", "mxnet"], "torch, tensorflow, jax"),
         (["--no-dense"], "nothing to train"),
@@ -228,3 +233,84 @@ def test_missing_data_is_told_without_a_traceback(tmp_path, capsys):
 def test_a_framework_must_be_known():
     with pytest.raises(ConfigError, match="torch, tensorflow, jax"):
         launcher.worker_module("caffe")
+
+
+# Parameters of the paper's Table 1
+
+
+def test_models_have_the_parameters_that_the_paper_prints():
+    from deepreduce.lab.train.torch_models import DenseNet40, NeuMF, ResNet20, parameter_count
+    from deepreduce.lab.train.torch_resnet50 import ResNet50
+
+    assert parameter_count(ResNet20()) == 269_722
+    assert parameter_count(ResNet50()) == 25_557_032
+    with torch.device("meta"):
+        assert parameter_count(NeuMF(138_493, 26_744)) == 31_832_577
+    assert parameter_count(DenseNet40()) == 1_019_722  # the paper prints 357,491, which no standard variant has
+
+
+def test_resnet50_gives_scores_of_all_classes():
+    from deepreduce.lab.train.torch_resnet50 import ResNet50
+
+    with torch.no_grad():
+        assert ResNet50().eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 1000)
+
+
+# Accumulation and precision
+
+
+def train(tmp_path, *arguments):
+    command = ["train", "--model", "cnn", "--steps", "12", "--evaluations", "1", *arguments, "--json", str(tmp_path / "all.json")]
+    assert main(command) == 0
+    return json.loads((tmp_path / "all.json").read_text())["runs"]
+
+
+def test_accumulated_batches_make_the_same_step_as_one_large_batch(tmp_path):
+    (whole,) = train(tmp_path, "--batch", "32")
+    (parts,) = train(tmp_path, "--batch", "8", "--accumulate", "4")
+    assert [loss for _, loss in parts["losses"]] == pytest.approx([loss for _, loss in whole["losses"]], rel=1e-3)
+    assert parts["bytes_dense"] == whole["bytes_dense"]
+    assert parts["steps_per_epoch"] == whole["steps_per_epoch"]
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_16_bits_halve_what_travels(tmp_path, precision):
+    dense, sparse = train(tmp_path, "--precision", precision, "--codec", SPEC)
+    assert dense["gradient_bytes"] == 12 * 2 * dense["parameters"]
+    assert (dense["relative_volume"], dense["replicas_identical"], sparse["replicas_identical"]) == (pytest.approx(1, rel=1e-3), True, True)
+    assert dense["losses"][-1][1] < dense["losses"][0][1]
+    assert sparse["relative_volume"] == pytest.approx(sparse["message_bytes"] / sparse["gradient_bytes"])
+
+
+def test_a_sweep_trains_one_run_per_value(tmp_path):
+    runs = train(
+        tmp_path, "--no-dense", "--codec", "topr:0.01/bloom:p0,fpr={fpr}/raw", "--sweep", "fpr=0.1,0.001", "--schedule", "constant"
+    )
+    assert [run["spec"] for run in runs] == ["topr:0.01/bloom:p0,fpr=0.1/raw", "topr:0.01/bloom:p0,fpr=0.001/raw"]
+    assert runs[0]["relative_volume"] > 2 * runs[1]["relative_volume"]
+
+
+def test_every_method_trains_and_is_counted(tmp_path):
+    spec = "topr:0.05/rice/qsgd"
+    methods = [word for method in ("updates", "local:4", "dgc:6") for word in ("--method", method)]
+    found = train(tmp_path, "--model", "cnn", "--codec", spec, *methods, "--steps", "10", "--evaluations", "2")
+    assert [run["spec"] for run in found] == ["dense", f"updates {spec}", f"local:4 {spec}", f"dgc:6 {spec}"]
+    for run in found:
+        assert run["replicas_identical"]
+        assert run["gradient_bytes"] == 10 * 4 * run["parameters"]
+        assert run["losses"][-1][1] < run["losses"][0][1]
+    dense, updates, local, dgc = found
+    assert [point["step"] for point in local["curve"]] == [8, 10]
+    assert local["message_bytes"] == pytest.approx(3 / 9 * updates["message_bytes"], rel=0.1)  # at the end the rate is 0: no change
+    assert updates["message_bytes"] < dgc["message_bytes"] < dense["message_bytes"]
+
+
+def test_several_seeds_train_the_text(tmp_path, capsys):
+    command = ["train", "--task", "text", "--steps", "2", "--evaluations", "1", "--batch", "2", "--seeds", "2"]
+    assert main([*command, "--json", str(tmp_path / "all.json")]) == 0
+    found = json.loads((tmp_path / "all.json").read_text())["runs"]
+    assert [run["seed"] for run in found] == [0, 1]
+    assert found[0]["quality"] != found[1]["quality"]
+    assert all(run["lower_is_better"] and 4 < run["quality"] < 6 for run in found)
+    assert all(run["as_good_as_dense"]["step"] == 2 for run in found)
+    assert " ± 0.0" in capsys.readouterr().out

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """The command."""
+    """Add the command."""
     bench = commands.add_parser(
         "bench",
         help="measure codecs on gradients",
-        description="Bytes by section, bits an index and a value, error and time of every codec on every gradient, beside what else is "
+        description="Bytes by section, bits per index and per value, error and time of every codec on every gradient, beside what else is "
         "installed. Without arguments: the methods of the paper's Figure 10 on the recorded gradients of this package.",
         epilog="example: deepreduce bench --gradient mine.npz --codec topr:0.01/rice/qsgd --codec topr:0.01/auto/fp16 --report out",
     )
@@ -40,8 +40,10 @@ def run_bench(args: argparse.Namespace) -> None:
     """Measure, print the table, write the files."""
     from ..lab.bench.store import write_csv, write_json  # bench and report are loaded for this command only
     from ..lab.report.benchmark_page import benchmark_page
+    from ..lab.report.charts import check_matplotlib
     from ..lab.report.provenance import provenance
 
+    check_matplotlib()
     methods = _methods(args.codec)
     gradients = _gradients(args.gradient)
     folder = output.make_folder(args.report)
@@ -98,10 +100,10 @@ def _print(rows: list[Row]) -> None:
         mine = [row for row in rows if row.gradient == name]
         table = Table(title=f"{name}: {mine[0].numel:,} elements", title_justify="left", box=None, pad_edge=False, title_style="bold")
         table.add_column("method", overflow="fold")
-        for column in ("bytes", "of dense", "bits/index", "bits/value", "error", "encode", "decode"):
+        for column in ("bytes", "of dense", "bits/index", "bits/value", "error", "codec error", "encode", "decode"):
             table.add_column(column, justify="right", no_wrap=True)
         for row in mine:
             numbers = (f"{row.nbytes:,}", f"{row.relative_volume:.2%}", f"{row.bits_per_index:.2f}", f"{row.bits_per_value:.2f}")
-            error = "–" if np.isnan(row.relative_error) else f"{row.relative_error:.4f}"
-            table.add_row(row.method, *numbers, error, in_seconds(row.encode_seconds), in_seconds(row.decode_seconds))
+            errors = ("–" if np.isnan(error) else f"{error:.4f}" for error in (row.relative_error, row.codec_error))
+            table.add_row(row.method, *numbers, *errors, in_seconds(row.encode_seconds), in_seconds(row.decode_seconds))
         console.print(table, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,14 +11,12 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 
-from ..errors import DeepReduceError
+from ..errors import FileError as FileError
 from ..tensor import Values
 
+_LONGEST_NAME_BYTES = 65_535 - len(".npy")
+_LEADS_OUT = re.compile(r"/|[A-Za-z]:/|(.*/)?\.\.(/|$)")
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-
-
-class FileError(DeepReduceError, OSError):
-    """A file cannot be read or written as asked."""
 
 
 def read_tensors(path: Path) -> Values | dict[str, Values]:
@@ -33,12 +32,15 @@ def read_tensors(path: Path) -> Values | dict[str, Values]:
 
 
 def write_tensors(path: Path, tensors: Values | Mapping[str, Values]) -> None:
-    """An npy file for one tensor, npz for several; the suffix must agree."""
+    """Write an npy file for one tensor, npz for several; the suffix must agree. Names come from a peer: unsafe ones are refused."""
     wanted = ".npy" if isinstance(tensors, np.ndarray) else ".npz"
     if path.suffix != wanted:
         raise FileError(
             f"the message holds {'one tensor' if wanted == '.npy' else 'named tensors'}: write it to a {wanted} file, not {path}"
         )
+    if not isinstance(tensors, np.ndarray):
+        for name in tensors:
+            _check_member(path, name)
     with _replacing(path) as temporary:
         if isinstance(tensors, np.ndarray):
             np.save(temporary, tensors)
@@ -47,6 +49,18 @@ def write_tensors(path: Path, tensors: Values | Mapping[str, Values]) -> None:
                 for name, tensor in tensors.items():  # np.savez takes names as keywords, and 'file' clashes
                     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                         np.lib.format.write_array(member, np.asanyarray(tensor), allow_pickle=False)
+
+
+def _check_member(path: Path, name: str) -> None:
+    """Raise `FileError` for a name that leads out of the folder an archive is unpacked to, or that zip files cannot hold."""
+    if "\\" in name or _LEADS_OUT.match(name) or not name.isprintable():
+        problem = "is not a safe name in a zip file"
+    elif len(name.encode()) > _LONGEST_NAME_BYTES:
+        problem = f"has {len(name.encode()):,} bytes, and a zip file allows {_LONGEST_NAME_BYTES:,}"
+    else:
+        return
+    shown = name if len(name) <= 60 else f"{name[:60]}..."
+    raise FileError(f"nothing is written to {path}: the tensor name {shown!r} {problem}; read it in Python by deepreduce.decode_many")
 
 
 def read_blob(path: Path) -> bytes:

@@ -16,7 +16,11 @@ class Live:
     """Shows how far the workers are: moving bars in a terminal, a line a run elsewhere."""
 
     def __init__(self, plan: Plan, outcome: Outcome, quiet: bool = False) -> None:
+        from ..lab.report.quantity import quality_format
+        from ..lab.train.tasks import task_of
+
         self._plan, self._outcome = plan, outcome
+        self._show = quality_format(task_of(plan.task).lower_is_better)
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         columns = (
             TextColumn("{task.description}"),
@@ -51,7 +55,7 @@ class Live:
     def _ready(self, event: Event) -> None:
         self._steps = event["steps"]
         self._console.print(
-            f"{self._plan.model}: {event['parameters']:,} parameters, {self._steps:,} steps, {event['steps_per_epoch']:,} an epoch"
+            f"{self._plan.model}: {event['parameters']:,} parameters, {self._steps:,} steps, {event['steps_per_epoch']:,} per epoch"
         )
 
     def _bar(self, spec: str) -> Any:
@@ -61,7 +65,7 @@ class Live:
 
     def _step(self, event: Event) -> None:
         quality = self._quality.get(event["spec"])
-        note = f"loss {event['loss']:.3f}" + (f", {quality:.1%}" if quality is not None else "")
+        note = f"loss {event['loss']:.3f}" + (f", {self._show(quality)}" if quality is not None else "")
         self._progress.update(self._bar(event["spec"]), completed=event["step"], note=note)
 
     def _evaluation(self, event: Event) -> None:
@@ -70,8 +74,9 @@ class Live:
 
     def _ran(self, record: Record) -> None:
         self._outcome.records.append(record)
-        self._progress.update(self._bar(record.spec), completed=record.steps, note=f"{record.metric} {record.quality:.1%}")
+        self._progress.update(self._bar(record.spec), completed=record.steps, note=f"{record.metric} {self._show(record.quality)}")
         if not self._console.is_terminal:
             self._console.print(
-                f"{record.spec}: {record.metric} {record.quality:.1%} after {record.steps:,} steps in {record.seconds['total']:.1f} s"
+                f"{record.spec}: {record.metric} {self._show(record.quality)} after {record.steps:,} steps in "
+                f"{record.seconds['total']:.1f} s"
             )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..errors import ConfigError, DeepReduceError, FormatError
-from . import benching, show, training, transcode, warm
+from . import benching, patching, reproducing, show, training, transcode, warm
 
 OK, FAILED, USAGE, BAD_MESSAGE = 0, 1, 2, 3
 
@@ -18,13 +18,16 @@ examples:
   deepreduce inspect message.dr
   deepreduce decode message.dr restored.npz
   deepreduce codecs
+  deepreduce diff step-100/ step-200/ 100-200.patch
+  deepreduce patch step-100/ 100-200.patch step-200/
+  deepreduce paper figure10 --report out
 
 exit codes: 0 done, 1 a file or tensor cannot be used, 2 wrong arguments or spec, 3 not a valid message
 """
 
 
 def parser() -> argparse.ArgumentParser:
-    """All commands and their arguments."""
+    """Return the parser of all commands."""
     whole = argparse.ArgumentParser(
         prog="deepreduce",
         description="Compressed communication of sparse tensors.",
@@ -33,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     whole.add_argument("--version", action="version", version=f"deepreduce {__version__}")
     commands = whole.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for module in (transcode, show, warm, training, benching):
+    for module in (transcode, show, patching, warm, training, benching, reproducing):
         module.add(commands)
     return whole
 

@@ -13,22 +13,23 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from .. import registry
+from .. import registry, specs
 from ..errors import ConfigError
 from ..inspection import MessageInfo, TensorInfo, inspect
-from ..presets import TABLE_3
-from . import files, output
+from ..presets import PRESETS, TABLE_3
+from ..weights.files import is_patch
+from . import files, output, patching
 
 
 def add(commands: Any) -> None:
-    """The two commands."""
+    """Add the two commands."""
     anatomy = commands.add_parser(
         "inspect",
         help="the anatomy of a message",
-        description="Show the codecs, sections and bytes of a message. The checksum is checked, nothing is decoded.",
+        description="Show the codecs, sections and bytes of a message, or what a patch does. The checksum is checked, nothing is decoded.",
         epilog="example: deepreduce inspect message.dr --json | jq .nbytes",
     )
-    anatomy.add_argument("source", type=Path, metavar="MESSAGE", help="file written by encode")
+    anatomy.add_argument("source", type=Path, metavar="MESSAGE", help="file written by encode or diff")
     anatomy.add_argument("--json", action="store_true", help="print JSON instead of a table")
     anatomy.set_defaults(run=run_inspect)
 
@@ -42,7 +43,10 @@ def add(commands: Any) -> None:
 
 
 def run_inspect(args: argparse.Namespace) -> None:
-    """Print the anatomy of a message file."""
+    """Print the anatomy of a message file, or what a patch does."""
+    if is_patch(args.source):
+        patching.inspect_patch(args.source, args.json)
+        return
     info: TensorInfo | MessageInfo = inspect(files.read_blob(args.source))
     if args.json:
         print(json.dumps(as_json(info), indent=2))
@@ -99,15 +103,15 @@ def run_codecs(args: argparse.Namespace) -> None:
         for column in ("name", "parameters", "what it does"):
             table.add_column(column, overflow="fold")
         for entry in stage.table:
-            table.add_row(entry.name, registry.signature(entry), _summary(entry.codec))
+            table.add_row(entry.name, specs.signature(entry), _summary(entry.codec))
         for name in registry.third_party(stage):
             table.add_row(name, *_of_another_package(stage, name))
         console.print(table, "")
-    for title, specs in (("presets", registry.PRESETS), ("the paper's methods (its Table 3)", TABLE_3)):
+    for title, named in (("presets", PRESETS), ("the paper's methods (its Table 3)", TABLE_3)):
         table = _titled(title)
         table.add_column("name", no_wrap=True)
         table.add_column("spec")
-        for name, spec in specs.items():
+        for name, spec in named.items():
             table.add_row(Text(name), spec)
         console.print(table, "")
 
@@ -116,7 +120,7 @@ def _of_another_package(stage: registry.Stage, name: str) -> tuple[str, str]:
     """Its parameters and what it does, or why that cannot be said."""
     try:
         entry = stage.by_name(name)
-        return (registry.signature(entry), _summary(entry.codec)) if entry else ("", "")
+        return (specs.signature(entry), _summary(entry.codec)) if entry else ("", "")
     except ConfigError as error:
         return "", str(error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ DEMO_CODECS = ("topr:0.01/rice/qsgd", "topr:0.01/rice/fitpoly", "topr:0.01/bloom
 
 
 def add(commands: Any) -> None:
-    """The two commands."""
+    """Add the two commands."""
     train = commands.add_parser(
         "train",
         help="train with real workers, dense and by every codec given",
@@ -34,25 +35,42 @@ def add(commands: Any) -> None:
         epilog="examples:\n"
         "  deepreduce train --codec topr:0.01/rice/qsgd --report out\n"
         "  sudo deepreduce train --workers 4 --codec topr:0.01/rice/qsgd --link 100mbit --steps 100\n"
+        "  deepreduce train --task text --method local:10 --codec none/all/lloyd:2 --seeds 3\n"
         "  torchrun --nproc-per-node 2 -m deepreduce.cli.main train --codec topr:0.01/rice/qsgd",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    train.add_argument("--task", default="digits", metavar="TASK", help="digits (default), cifar10 or ml1m")
-    train.add_argument("--model", metavar="NAME", help="mlp or cnn for digits, resnet20 or densenet40 for cifar10, neumf for ml1m")
+    train.add_argument("--task", default="digits", metavar="TASK", help="digits (default), cifar10, imagenet, ml1m, ml20m or text")
+    train.add_argument("--model", metavar="NAME", help="mlp or cnn for digits, resnet20 or densenet40 for cifar10; else one per task")
     train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default); tensorflow or jax for digits over allgather")
     train.add_argument("--workers", type=positive, default=2, metavar="N", help="processes (default 2)")
     train.add_argument("--codec", action="append", default=[], metavar="SPEC", help="spec or preset (may be repeated)")
+    train.add_argument(
+        "--method",
+        action="append",
+        default=[],
+        metavar="M",
+        help="gradients (default), dgc:STEPS, updates, local:EVERY (may be repeated)",
+    )
+    train.add_argument("--sweep", action="append", default=[], metavar="NAME=A,B", help="train codecs with {NAME} once per value")
     train.add_argument("--topology", default="allgather", choices=_TOPOLOGIES, help="who sends what to whom (default allgather)")
     train.add_argument("--memory", default="residual", choices=("residual", "none"), help="error feedback (default residual)")
     train.add_argument("--small", type=natural, default=1024, metavar="N", help="tensors below N elements go dense (default 1024)")
     train.add_argument("--link", metavar="RATE", help="put every worker on its own shaped link, such as 100mbit (Linux, root)")
     train.add_argument("--epochs", type=positive, metavar="N", help="passes over the data (default: by task)")
-    train.add_argument("--steps", type=positive, metavar="N", help="steps, in place of epochs")
-    train.add_argument("--batch", type=positive, metavar="N", help="examples a worker takes in a step (default: by task)")
+    train.add_argument("--steps", type=positive, metavar="N", help="steps, instead of epochs")
+    train.add_argument("--batch", type=positive, metavar="N", help="examples per worker and step (default: by task)")
+    train.add_argument("--accumulate", type=positive, default=1, metavar="N", help="batches whose gradients make one step (default 1)")
+    train.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), fp16 or bf16: of weights and gradients")
     train.add_argument("--learning-rate", type=float, metavar="X", help="default: by task")
-    train.add_argument("--negatives", type=positive, default=99, metavar="N", help="ml1m: items the true one is ranked among (99 or 999)")
+    train.add_argument("--schedule", default="cosine", metavar="S", help="cosine (default), constant, or step:0.25=0.1,0.375=0.01")
+    train.add_argument("--evaluations", type=natural, metavar="N", help="how often quality is measured (default: by task)")
+    train.add_argument("--test-batches", type=positive, metavar="N", help="measure quality on N test batches per worker (default: all)")
+    train.add_argument(
+        "--negatives", type=positive, default=99, metavar="N", help="rankings: items the true one is ranked among (99 or 999)"
+    )
     train.add_argument("--seed", type=natural, default=0, help="of the weights, the order of the data and the codecs (default 0)")
-    train.add_argument("--data", type=Path, metavar="DIR", help="where the official files of cifar10 or ml1m are")
+    train.add_argument("--seeds", type=positive, default=1, metavar="N", help="train with N seeds and show mean and spread (default 1)")
+    train.add_argument("--data", type=Path, metavar="PATH", help="folder of the official files of the task; for text, a file")
     train.add_argument("--no-dense", action="store_true", help="leave out the dense run")
     _add_results(train)
     train.set_defaults(run=run_train)
@@ -74,7 +92,7 @@ def _add_results(command: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> None:
     """Train as asked."""
-    _conduct(_plan(args), args.json, args.report)
+    _conduct(_plan(args), args.json, args.report, args.seeds)
 
 
 def run_demo(args: argparse.Namespace) -> None:
@@ -89,21 +107,27 @@ def _plan(args: argparse.Namespace) -> Plan:
     from ..lab.train.contract import Plan  # the training part is loaded for these commands only
     from ..lab.train.launcher import joins_others, worker_module
     from ..lab.train.links import check_links, parse_rate
+    from ..lab.train.sweeps import expand, parse_sweep
     from ..lab.train.tasks import task_of
+    from ..lab.train.ways import way_text
 
     task = task_of(args.task)
     model = args.model or task.models[0]
     if model not in task.models:
         raise ConfigError(f"task {task.name!r} has the models {', '.join(task.models)}, got {model!r}")
     worker_module(args.framework)
-    if args.framework != "torch" and (task.name, args.topology) != ("digits", "allgather"):
-        raise ConfigError(f"{args.framework} trains digits over allgather, got --task {task.name} --topology {args.topology}")
-    for spec in args.codec:
+    if args.framework != "torch" and task.name != "digits":
+        raise ConfigError(f"{args.framework} trains digits, got --task {task.name}")
+    codecs = expand(args.codec, dict(map(parse_sweep, args.sweep)))
+    for spec in codecs:
         parse(spec)
+    ways = [way_text(method, spec) for method in args.method or ["gradients"] for spec in codecs]
+    if args.framework != "torch" and ways != codecs:
+        raise ConfigError(f"{args.framework} trains by gradients, got --method {' '.join(args.method)}")
     if args.link:
         parse_rate(args.link)
         check_links()
-    specs = dict.fromkeys([*([] if args.no_dense else ["dense"]), *args.codec])
+    specs = dict.fromkeys([*([] if args.no_dense else ["dense"]), *ways])
     if not specs:
         raise ConfigError("nothing to train: give a --codec, or leave out --no-dense")
     return Plan(
@@ -112,9 +136,9 @@ def _plan(args: argparse.Namespace) -> Plan:
         specs=tuple(specs),
         workers=int(os.environ["WORLD_SIZE"]) if joins_others() else args.workers,
         batch=args.batch or task.batch,
-        steps=args.steps,
+        steps=args.steps or (None if args.epochs else task.steps),
         epochs=args.epochs or task.epochs,
-        evaluations=task.evaluations,
+        evaluations=task.evaluations if args.evaluations is None else args.evaluations,
         learning_rate=task.learning_rate if args.learning_rate is None else args.learning_rate,
         topology=args.topology,
         memory=args.memory,
@@ -124,36 +148,40 @@ def _plan(args: argparse.Namespace) -> Plan:
         negatives=args.negatives,
         framework=args.framework,
         link=args.link,
+        accumulate=args.accumulate,
+        precision=args.precision,
+        schedule=args.schedule,
+        test_batches=args.test_batches,
     )
 
 
-def _conduct(plan: Plan, json_path: Path | None, report: Path | None) -> None:
+def _conduct(plan: Plan, json_path: Path | None, report: Path | None, seeds: int = 1) -> None:
+    from ..lab.report.charts import check_matplotlib
     from ..lab.report.provenance import provenance
     from ..lab.train.launcher import joins_others, launch
     from ..lab.train.outcome import Outcome
+    from ..lab.train.tasks import read_data
 
+    if report:
+        check_matplotlib()
     folder = output.make_folder(report) if report else None
     outcome = Outcome(plan, provenance(), one_machine=not joins_others())
+    plans = [replace(plan, seed=plan.seed + number) for number in range(seeds)]
     if joins_others():
-        _join(plan, outcome)
+        for each in plans:
+            _join(each, outcome)
         if os.environ["RANK"] != "0":
             return
     else:
-        _check_data(plan)
+        read_data(plan)  # missing data is told here in one line, not by a worker's traceback
         try:
-            with Live(plan, outcome) as live:
-                launch(plan, live.listen)
+            for each in plans:
+                with Live(each, outcome) as live:
+                    launch(each, live.listen)
         except KeyboardInterrupt:
             print("deepreduce: interrupted; all workers have ended", file=sys.stderr)
             raise SystemExit(_INTERRUPTED) from None
     _finish(outcome, json_path, folder)
-
-
-def _check_data(plan: Plan) -> None:
-    """Missing data is told here in one line, not by a worker's traceback."""
-    from ..lab.train.tasks import read_data
-
-    read_data(plan.task, Path(plan.data) if plan.data else None, plan.seed, plan.negatives)
 
 
 def _join(plan: Plan, outcome: Outcome) -> None:
@@ -170,13 +198,12 @@ def _join(plan: Plan, outcome: Outcome) -> None:
 
 def _finish(outcome: Outcome, json_path: Path | None, folder: Path | None) -> None:
     from ..lab.report.training_page import training_page
-    from ..lab.train.outcome import points_below_dense
+    from ..lab.train.outcome import beside_dense
 
     output.console().print(_table(outcome))
-    for spec, points in points_below_dense(outcome.records).items():
-        where = f"{points:.1f} points below" if points > 0.05 else f"{-points:.1f} points above" if points < -0.05 else "equal to"
-        print(f"{spec}: {where} dense")
-    for remark in filter(None, (outcome.outlook(), outcome.disturbance())):
+    for spec, distance in beside_dense(outcome.runs()).items():
+        print(f"{spec}: {distance}")
+    for remark in filter(None, (outcome.data_note(), outcome.outlook(), outcome.disturbance())):
         print(remark)
     if json_path:
         _write(json_path, outcome.write_json)

@@ -13,7 +13,7 @@ from . import files
 
 
 def add(commands: Any) -> None:
-    """The two commands."""
+    """Add the two commands."""
     encode = commands.add_parser(
         "encode",
         help="a tensor file to a message",

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from .. import pipeline, registry
+from .. import pipeline, registry, specs
 from ..tensor import FLOAT_DTYPES
 
 
 def add(commands: Any) -> None:
-    """The command."""
+    """Add the command."""
     warmup = commands.add_parser(
         "warmup",
         help="compile the kernels now",
@@ -27,10 +28,12 @@ def add(commands: Any) -> None:
 def run_warmup(args: argparse.Namespace) -> None:
     """Compile, and say how long it took."""
     start = time.perf_counter()
-    specs = args.codec or all_specs()
-    for spec in specs:
+    chosen = args.codec or all_specs()
+    for spec in chosen:
         compile_for(spec)
-    print(f"compiled the kernels of {len(specs)} spec(s) in {time.perf_counter() - start:.1f} s")
+    if not args.codec and find_spec("xxhash"):
+        compile_for_weights()
+    print(f"compiled the kernels of {len(chosen)} spec(s) in {time.perf_counter() - start:.1f} s")
 
 
 def compile_for(spec: str) -> None:
@@ -44,6 +47,17 @@ def compile_for(spec: str) -> None:
         codec.encode(array)
 
 
+def compile_for_weights() -> None:
+    """Take differences of weights of every width in both modes, and apply them."""
+    from .. import weights
+
+    for width in (1, 2, 4, 8):
+        old = {"w": np.arange(200, dtype=f"u{width}")}
+        new = {"w": old["w"][::-1].copy()}
+        for mode in ("conditional", "portable"):
+            weights.apply(old, weights.diff(old, new, mode=mode, threads=1), threads=1)
+
+
 def all_specs() -> list[str]:
     """Specs that name every codec that needs no argument, and the common sparsifiers."""
     indices = [f"topr:0.1/{name}/raw" for name in _without_arguments(registry.INDEX_STAGE)]
@@ -53,4 +67,4 @@ def all_specs() -> list[str]:
 
 
 def _without_arguments(stage: registry.Stage) -> list[str]:
-    return [entry.name for entry in stage.table if not registry.missing_parameters(entry, {})]
+    return [entry.name for entry in stage.table if not specs.missing_parameters(entry, {})]

@@ -3,13 +3,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from ..codec import IndexCodec
 from ..errors import CorruptError
 from ..reader import Reader
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Support
 
 
 @dataclass(frozen=True)
@@ -23,10 +21,10 @@ class All(IndexCodec):
 
     lossless: ClassVar[bool] = False
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        return b"", np.arange(space.numel, dtype=np.int64)
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
+        return b"", Support.all(space.numel)
 
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         if nnz != space.numel:
             raise CorruptError(f"index codec 'all' with {nnz} values for {space.numel} positions")
-        return np.arange(nnz, dtype=np.int64)
+        return Support.all(nnz)

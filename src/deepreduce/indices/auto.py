@@ -8,7 +8,7 @@ from ..codec import IndexCodec
 from ..errors import CorruptError
 from ..reader import Reader
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Positions, Support
 from .bitmap import Bitmap
 from .delta import Delta
 from .deltahuffman import DeltaHuffman
@@ -46,54 +46,55 @@ class Auto(IndexCodec):
     'nonzero/rle/raw'
     """
 
-    def choose(self, kept: Positions, space: Space) -> IndexCodec:
-        sizes = self.estimates(kept, space)
+    def choose(self, selected: Support, space: Space) -> IndexCodec:
+        sizes = self.estimates(selected, space)
         best = min(sizes, key=sizes.__getitem__)
-        if isinstance(best, PcoIndex) and kept.size > _WHOLE:  # a sample may mislead: what it gains must be seen
-            sizes[best] = len(best.encode(kept, space, 0)[0])
+        if isinstance(best, PcoIndex) and selected.nnz > _WHOLE:  # a sample may mislead: what it gains must be seen
+            sizes[best] = len(best.encode(selected, space, 0)[0])
             best = min(sizes, key=sizes.__getitem__)
         return best
 
-    def estimates(self, kept: Positions, space: Space) -> dict[IndexCodec, float]:
+    def estimates(self, selected: Support, space: Space) -> dict[IndexCodec, float]:
         """Bytes that each codec would take; of two with the same size, the one that is faster to decode comes first."""
-        raw_bytes = kept.size * key_bytes(space.numel)
+        raw_bytes = selected.nnz * key_bytes(space.numel)
         sizes: dict[IndexCodec, float] = {RawIndex(): raw_bytes, Bitmap(): (space.numel + 7) // 8}
         if space.numel > GapCodec.MAX_NUMEL:
             return sizes
-        sizes |= {codec: codec.size_bytes(kept, space) for codec in _MEASURED}
+        sizes |= {codec: codec.size_bytes(selected, space) for codec in _MEASURED}
         if min(sizes.values()) > _PCO_LEAST_BYTES:
-            sizes[PcoIndex()] = _pco_bytes(kept, space)
+            sizes[PcoIndex()] = _pco_bytes(selected.positions, space)
         smallest = min(sizes.values())
-        if smallest > _SHAPED_LEAST_BYTES and Shaped().estimate_bytes(kept, space) < _SHAPED_IN_DOUBT * smallest:
-            sizes[Shaped()] = _SHAPED_GAIN * len(Shaped().encode(kept, space, 0)[0])
+        if smallest > _SHAPED_LEAST_BYTES and Shaped().estimate_bytes(selected, space) < _SHAPED_IN_DOUBT * smallest:
+            sizes[Shaped()] = _SHAPED_GAIN * len(Shaped().encode(selected, space, 0)[0])
         return sizes
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        return self.choose(kept, space).encode(kept, space, seed)
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support | Positions]:
+        return self.choose(selected, space).encode(selected, space, seed)
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
         raise CorruptError("index codec 'auto' stands for another one when encoding; no message can name it")
 
 
-def _pco_bytes(kept: Positions, space: Space) -> float:
-    """The size of `pco` from samples, one a chunk; exact where they are all of it.
+def _pco_bytes(positions: Positions, space: Space) -> float:
+    """The size of `pco` from samples, one per chunk; exact where they are all of it.
 
     From the sample to the chunk, `pco` is taken to grow as `rice` does: both find the same gaps hard.
     """
     total, before = 0.0, 0
-    for chunk in np.split(kept, range(_PCO_CHUNK, kept.size, _PCO_CHUNK)):
-        sample = _sample(chunk - before)
-        growth = Rice().size_bytes(chunk - before, space) / Rice().size_bytes(sample, space)
-        total += growth * len(PcoIndex().encode(sample, space, 0)[0]) * (1 if sample.size == chunk.size else _IN_DOUBT_PCO)
+    for chunk in np.split(positions, range(_PCO_CHUNK, positions.size, _PCO_CHUNK)):
+        whole = Support.trusted(chunk - before, space.numel)
+        sample = Support.trusted(_sample(whole.positions), space.numel)
+        growth = Rice().size_bytes(whole, space) / Rice().size_bytes(sample, space)
+        total += growth * len(PcoIndex().encode(sample, space, 0)[0]) * (1 if sample.nnz == whole.nnz else _IN_DOUBT_PCO)
         before = int(chunk[-1]) + 1
     return total
 
 
-def _sample(kept: Positions) -> Positions:
-    """Positions with the gaps of some slices of `kept`, evenly spread; all of it where it is short."""
-    every = min(-(-kept.size // _WHOLE), _MOST_SLICES_TO_ONE)
+def _sample(positions: Positions) -> Positions:
+    """Positions with the gaps of some slices of `positions`, evenly spread; all of it where it is short."""
+    every = min(-(-positions.size // _WHOLE), _MOST_SLICES_TO_ONE)
     if every == 1:
-        return kept
-    rounds = kept.size // (every * _SLICE)
-    gaps = np.diff(kept, prepend=-1)[: rounds * every * _SLICE]
+        return positions
+    rounds = positions.size // (every * _SLICE)
+    gaps = np.diff(positions, prepend=-1)[: rounds * every * _SLICE]
     return gaps.reshape(rounds, every, _SLICE)[:, 0].reshape(-1).cumsum() - 1

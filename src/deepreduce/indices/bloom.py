@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, log, log2
 from typing import ClassVar, Literal
 
@@ -13,9 +14,9 @@ from ..codec import IndexCodec, spelled
 from ..errors import ConfigError, CorruptError
 from ..reader import Reader, varint
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Positions, Support
 
-Policy = Literal["naive", "p0", "p1", "p2", "leftmost", "middle", "rightmost"]
+Policy = Literal["naive", "p0", "p1", "p2", "p2exact", "leftmost", "middle", "rightmost"]
 
 MIN_FPR, MAX_FPR = 1e-15, 0.99
 _MAX_AUTO_FPR = 0.5
@@ -26,30 +27,33 @@ _HARMLESS = 2**16
 
 @dataclass(frozen=True)
 class Bloom(IndexCodec):
-    """`bloom`: a Bloom filter of the kept positions; the policy makes a support of its positives. Lossy; paper, section 4.
+    """`bloom`: a Bloom filter of the selected positions; the policy makes a support of its positives. Lossy; paper, section 4.
 
     ``p0``
-        All positives: what was kept, and with it a share `fpr` of all others, with their own values. Nothing that was kept is lost, so a
-        gradient that is sparse by itself comes back exactly.
+        All positives: what was selected, and with it a share `fpr` of all others, with their own values. Nothing that was selected is
+        lost, so a gradient that is sparse by itself comes back exactly.
     ``p1``
-        As many positives as were kept, at random.
+        As many positives as were selected, at random.
     ``p2``
-        As many as were kept, those first that the filter proves to have been kept (Algorithm 1).
+        As many as were selected, those first that the filter proves to have been selected (Algorithm 1). Conflict sets of 255 items
+        or more count as equally large, which takes a quarter of the memory of ``p2exact``.
+    ``p2exact``
+        Algorithm 1 as published: conflict sets by their exact sizes.
     ``leftmost``, ``middle``, ``rightmost``
-        As many as were kept, from the start, the middle or the end of the positives.
+        As many as were selected, from the start, the middle or the end of the positives.
     ``naive``
-        The values of the kept positions, put at the first positives: every false positive moves all values behind it. A bad example.
+        The values of the selected positions, put at the first positives: every false positive moves all values behind it. A bad example.
 
-    The filter takes 1.44 log2(1 / fpr) bits a kept position. Where `fpr` is None it is the one with the fewest bytes in all for `p0` and
-    values of 32 bits. Encoding and decoding look at all positions of the tensor, in a few nanoseconds each.
+    The filter takes 1.44 log2(1 / fpr) bits per selected position. Where `fpr` is None it is the one with the fewest bytes in all for
+    `p0` and values of 32 bits. Encoding and decoding look at all positions of the tensor, in a few nanoseconds each.
 
     >>> import deepreduce as dr, numpy as np
     >>> gradient = np.random.default_rng(0).standard_normal(10000, np.float32)
     >>> blob = dr.parse("topr:0.01/bloom:p0,fpr=0.01/raw").encode(gradient, seed=4)
     >>> dr.inspect(blob).nnz, dr.inspect(blob).index_bytes
     (194, 123)
-    >>> kept = np.flatnonzero(dr.decode(dr.parse("topr:0.01/raw/raw").encode(gradient)))
-    >>> bool(np.all(dr.decode(blob)[kept] == gradient[kept]))
+    >>> selected = np.flatnonzero(dr.decode(dr.parse("topr:0.01/raw/raw").encode(gradient)))
+    >>> bool(np.all(dr.decode(blob)[selected] == gradient[selected]))
     True
     """
 
@@ -67,34 +71,34 @@ class Bloom(IndexCodec):
     def slips(self) -> bool:
         return self.policy == "naive"
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        bloom = Filter.holding(kept, self._rate(kept.size, space.numel), seed)
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
+        bloom = Filter.holding(selected.positions, self._rate(selected.nnz, space.numel), seed)
         if self.slips:
-            return bloom.part(), kept
-        wanted = space.numel if self.policy == "p0" else kept.size
-        return bloom.part(), _POLICIES[self.policy](bloom, space, wanted)
+            return bloom.part(), selected
+        wanted = space.numel if self.policy == "p0" else selected.nnz
+        return bloom.part(), Support.trusted(_POLICIES[self.policy](bloom, space, wanted), space.numel)
 
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         support = _POLICIES[self.policy](Filter.read(part), space, nnz)
         if support.size != nnz:
             raise CorruptError(f"a Bloom filter gives {support.size} positions or more by policy {self.policy}, the header says {nnz}")
-        return support
+        return Support.trusted(support, space.numel)
 
     def max_bytes(self, nnz: int, space: Space) -> int:
-        # The rate that is chosen where none is given grows with what is kept, so that of one position needs the most bits for each.
+        # The rate that is chosen where none is given grows with what is selected, so that of one position needs the most bits for each.
         return 16 + _filter_bytes(nnz, self._rate(1, space.numel))
 
-    def _rate(self, kept: int, numel: int) -> float:
+    def _rate(self, selected: int, numel: int) -> float:
         if self.fpr is not None:
             return self.fpr
         # The least of filter bits plus value bits, r ln(1/e)/ln(2)^2 + v e (d - r), over the rate e.
-        best = kept / (log(2) ** 2 * _VALUE_BITS * max(1, numel - kept))
+        best = selected / (log(2) ** 2 * _VALUE_BITS * max(1, numel - selected))
         return min(max(best, MIN_FPR), _MAX_AUTO_FPR)
 
 
-def _filter_bytes(kept: int, rate: float) -> int:
+def _filter_bytes(selected: int, rate: float) -> int:
     """The least size that gives this rate of false positives, in whole bytes: remark 2 of the paper; above a half, that of one hash."""
-    size_bits = ceil(-kept * log(rate) / log(2) ** 2 if rate <= 0.5 else -kept / log(1 - rate))
+    size_bits = ceil(-selected * log(rate) / log(2) ** 2 if rate <= 0.5 else -selected / log(1 - rate))
     return min((size_bits + 7) // 8, kernels.bloom.MAX_BYTES)
 
 
@@ -111,10 +115,10 @@ class Filter:
     seed: int
 
     @classmethod
-    def holding(cls, kept: Positions, rate: float, seed: int) -> Filter:
-        """A filter of the kept positions that takes a share `rate` of others for kept ones."""
+    def holding(cls, positions: Positions, rate: float, seed: int) -> Filter:
+        """A filter of these positions that also holds a share `rate` of all others."""
         hashes, salt = _hashes(rate), _salt(seed)
-        return cls(kernels.bloom.insert(_filter_bytes(kept.size, rate), hashes, salt, kept), hashes, seed)
+        return cls(kernels.bloom.insert(_filter_bytes(positions.size, rate), hashes, salt, positions), hashes, seed)
 
     @classmethod
     def read(cls, part: Reader) -> Filter:
@@ -167,17 +171,18 @@ def _random(bloom: Filter, space: Space, wanted: int) -> Positions:
     return kernels.policies.some_of(bloom.all_positives(space), wanted, _draws(bloom))
 
 
-def _conflict_sets(bloom: Filter, space: Space, wanted: int) -> Positions:
+def _conflict_sets(bloom: Filter, space: Space, wanted: int, exact: bool = False) -> Positions:
     size_bits = 8 * bloom.bits.size
     positives = bloom.all_positives(space)
-    # Every set of every positive takes memory. A writer's filter has bits for what was kept, and few positives that probe many of them.
-    probes, kept_probes = bloom.hashes * positives.size, bloom.hashes * wanted
-    if probes > kept_probes + space.numel + _HARMLESS or kept_probes > 8 * size_bits + _HARMLESS:
+    # Every set of every positive takes memory. A writer with k hashes has at least (k - 1/2) / ln 2 bits per selected position, for two
+    # hashes or more, and sets at most k of them. So less than 1.73 / k of all positions can be positives, be the filter ever so small.
+    probes, selected_probes = bloom.hashes * positives.size, bloom.hashes * wanted
+    if probes > selected_probes + 1.75 * space.numel + _HARMLESS or selected_probes > 8 * size_bits + _HARMLESS:
         raise CorruptError(
             f"a Bloom filter of {size_bits} bits and {bloom.hashes} hashes has {positives.size} of {space.numel} positions "
-            f"for {wanted} kept ones: no writer makes that"
+            f"for {wanted} selected ones: no writer makes that"
         )
-    return kernels.policies.by_conflict_sets(positives, wanted, size_bits, bloom.hashes, _salt(bloom.seed), _draws(bloom))
+    return kernels.policies.by_conflict_sets(positives, wanted, size_bits, bloom.hashes, _salt(bloom.seed), _draws(bloom), exact)
 
 
 def _draws(bloom: Filter) -> np.uint64:
@@ -189,6 +194,7 @@ _POLICIES: dict[Policy, Callable[[Filter, Space, int], Positions]] = {
     "p0": _everything,
     "p1": _random,
     "p2": _conflict_sets,
+    "p2exact": partial(_conflict_sets, exact=True),
     "leftmost": _leftmost,
     "middle": _middle,
     "rightmost": _rightmost,

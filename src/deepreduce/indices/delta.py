@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import kernels
 from ..errors import CorruptError, TruncatedError
-from ..reader import Reader
+from ..reader import Reader, expect_decoded, expect_padding
 from ..tensor import Positions
 from .gapcodec import GapCodec
 
@@ -15,18 +15,18 @@ from .gapcodec import GapCodec
 class Delta(GapCodec):
     """`delta`: the gaps between positions, in blocks of 64, each block as wide as its widest gap. Lossless; the fastest to decode.
 
-    About 1.3 bits an index above the bound for uniform supports.
+    About 1.3 bits per index above the bound for uniform supports.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.inspect(dr.parse("topr:0.01/delta/raw").encode(np.arange(100_000, dtype=np.float32))).index_bytes
     146
     """
 
-    def _write(self, kept: Positions, numel: int) -> bytes:
-        gaps = kernels.gaps.between(kept)
+    def _write(self, positions: Positions, numel: int) -> bytes:
+        gaps = kernels.gaps.between(positions)
         widths = kernels.gaps.widths(gaps)
         width_bits = _width_bits(numel)
-        size_bits = widths.size * width_bits + kernels.gaps.packed_bits(widths, kept.size)
+        size_bits = widths.size * width_bits + kernels.gaps.packed_bits(widths, positions.size)
         words = kernels.bits.zero_words(size_bits)
         kernels.gaps.pack(gaps, widths, width_bits, words)
         return kernels.bits.to_bytes(words, size_bits)
@@ -38,18 +38,15 @@ class Delta(GapCodec):
             raise TruncatedError(f"the widths of {blocks} blocks of gaps in {len(packed)} bytes")
         positions = np.empty(nnz, np.uint64)
         used_bits = kernels.gaps.unpack(kernels.gaps.padded(packed), size_bits, width_bits, numel, positions)
-        if used_bits == kernels.gaps.ENDS_EARLY:
-            raise TruncatedError(f"{len(packed)} bytes hold less than {nnz} gaps")
-        if used_bits == kernels.gaps.BEYOND_LIMIT:
-            raise CorruptError(f"gaps that reach beyond {numel} positions")
+        expect_decoded(used_bits, f"{nnz} gaps among {numel} positions in {len(packed)} bytes")
         if (used_bits + 7) // 8 != len(packed):
             raise CorruptError(f"gaps end after {(used_bits + 7) // 8} of {len(packed)} bytes")
-        kernels.bits.expect_padding(packed, used_bits)
+        expect_padding(packed, used_bits)
         return positions.view(np.int64)
 
-    def _size_bytes(self, kept: Positions, numel: int) -> int:
-        widths = kernels.gaps.widths(kernels.gaps.between(kept))
-        return (widths.size * _width_bits(numel) + kernels.gaps.packed_bits(widths, kept.size) + 7) // 8
+    def _size_bytes(self, positions: Positions, numel: int) -> int:
+        widths = kernels.gaps.widths(kernels.gaps.between(positions))
+        return (widths.size * _width_bits(numel) + kernels.gaps.packed_bits(widths, positions.size) + 7) // 8
 
 
 def _width_bits(numel: int) -> int:

@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import kernels
+from ..code_table import read_lengths, write_lengths
 from ..errors import CorruptError
-from ..reader import Reader
+from ..reader import Reader, expect_decoded
 from ..tensor import Positions
 from .gapcodec import GapCodec
 
@@ -23,7 +24,7 @@ class DeltaHuffman(GapCodec):
 
     Lossless. A prefix is the bit length of a gap and up to four bits after its highest one, as many as make the section smallest; the
     other bits follow as they are. The lengths of the code words are sent. Within half a per cent of the bound for uniform supports of
-    some size, and well below it for others; but never below one bit an index.
+    some size, and well below it for others; but never below one bit per index.
 
     >>> import deepreduce as dr, numpy as np
     >>> blob = dr.parse("topr:0.01/deltahuffman/raw").encode(np.random.default_rng(0).standard_normal(10**6, np.float32))
@@ -32,19 +33,22 @@ class DeltaHuffman(GapCodec):
     8.1
     """
 
-    def _write(self, kept: Positions, numel: int) -> bytes:
-        plan = _plan(kept)
-        return plan.front + kernels.prefixes.encode(kept, plan.lengths, plan.finer, plan.size_bits)
+    def _write(self, positions: Positions, numel: int) -> bytes:
+        plan = _plan(positions)
+        return plan.front + kernels.prefixes.encode(positions, plan.lengths, plan.finer, plan.size_bits)
 
     def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
         finer = part.byte()
         if finer > _FINEST:
             raise CorruptError(f"prefixes with {finer} bits after the highest, at most {_FINEST} are allowed")
-        lengths = kernels.huffman.read_lengths(part, kernels.prefixes.alphabet(finer))
-        return kernels.prefixes.decode(part.rest(), lengths, finer, nnz, numel)
+        lengths = read_lengths(part, kernels.prefixes.alphabet(finer))
+        packed = part.rest()
+        positions, code = kernels.prefixes.decode(packed, lengths, finer, nnz, numel)
+        expect_decoded(code, f"{nnz} gaps among {numel} positions in {len(packed)} bytes")
+        return positions
 
-    def _size_bytes(self, kept: Positions, numel: int) -> int:
-        return _plan(kept).size_bytes
+    def _size_bytes(self, positions: Positions, numel: int) -> int:
+        return _plan(positions).size_bytes
 
 
 class _Plan(NamedTuple):
@@ -60,10 +64,10 @@ class _Plan(NamedTuple):
         return len(self.front) + (self.size_bits + 7) // 8
 
 
-def _plan(kept: Positions) -> _Plan:
+def _plan(positions: Positions) -> _Plan:
     plans = []
-    for finer, counts in enumerate(kernels.prefixes.prefix_counts(kept, _FINEST)):
+    for finer, counts in enumerate(kernels.prefixes.prefix_counts(positions, _FINEST)):
         lengths = kernels.huffman.code_lengths(counts)
-        front = bytes((finer,)) + kernels.huffman.write_lengths(lengths)
+        front = bytes((finer,)) + write_lengths(lengths)
         plans.append(_Plan(finer, lengths, front, kernels.prefixes.size_bits(counts, lengths, finer)))
     return min(plans, key=lambda plan: plan.size_bytes)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 from ..codec import IndexCodec
+from ..reader import Part
 from ..reorder import Order
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Positions, Support
 
 
 class KeyCodec(IndexCodec):
     """An index codec that sends every position as a key of its own, in the order that a value codec asks for: that takes no section."""
 
-    def attach(self, index_part: bytes, support: Positions, order: Order | None, space: Space) -> tuple[bytes, bytes]:
-        if order is None:
-            return index_part, b""
-        return self.encode(support[order.permutation], space, seed=0)[0], b""
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
+        return self._write(selected.positions, space.numel), selected
+
+    def attach(self, index_part: Part, support: Support, order: Order | None, space: Space) -> tuple[Part, bytes]:
+        return index_part if order is None else self._write(support.positions[order.permutation], space.numel), b""
+
+    @abstractmethod
+    def _write(self, keys: Positions, numel: int) -> bytes:
+        """The section of these keys, in their order."""
 
 
 def key_bytes(numel: int) -> int:

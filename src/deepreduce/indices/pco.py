@@ -11,7 +11,7 @@ from ..codec import IndexCodec
 from ..errors import CorruptError, TruncatedError
 from ..reader import Reader
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Positions, Support
 
 if TYPE_CHECKING:
     from pcodec import ChunkConfig
@@ -37,16 +37,16 @@ class PcoIndex(IndexCodec):
     True
     """
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        if not kept.size:
-            return b"", kept
-        gaps = np.diff(kept, prepend=-1) - 1
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
+        if not selected.nnz:
+            return b"", selected
+        gaps = np.diff(selected.positions, prepend=-1) - 1
         width_bytes = _width_bytes(gaps)
-        return bytes((width_bytes,)) + pcodec_stream.compress(gaps.astype(f"u{width_bytes}"), _config()), kept
+        return bytes((width_bytes,)) + pcodec_stream.compress(gaps.astype(f"u{width_bytes}"), _config()), selected
 
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         if not nnz:
-            return np.empty(0, np.int64)
+            return Support.none(space.numel)
         width_bytes = part.byte()
         if width_bytes not in _WIDTHS_BYTES:
             raise CorruptError(f"gaps of {width_bytes} bytes, known are {_WIDTHS_BYTES}")
@@ -55,7 +55,7 @@ class PcoIndex(IndexCodec):
             raise TruncatedError(f"{nnz} gaps take {least_bytes} bytes or more, have {part.remaining}")
         gaps = np.empty(nnz, f"u{width_bytes}")
         pcodec_stream.decompress_into(part, gaps, _CLASSIC_WITHOUT_DELTA)
-        return _positions(gaps, space.numel)
+        return Support.trusted(_positions(gaps, space.numel), space.numel)
 
 
 def _width_bytes(gaps: Positions) -> int:

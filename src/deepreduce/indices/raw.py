@@ -21,8 +21,8 @@ class RawIndex(KeyCodec):
     8
     """
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        return kept.astype(f"<u{key_bytes(space.numel)}").tobytes(), kept
+    def _write(self, keys: Positions, numel: int) -> bytes:
+        return keys.astype(f"<u{key_bytes(numel)}").tobytes()
 
     def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
         return part.array(f"<u{key_bytes(space.numel)}", nnz).astype(np.int64)

@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import CorruptError, TruncatedError
-from ..reader import Reader
+from ..reader import Reader, expect_decoded, expect_padding
 from ..tensor import Positions
-from .gapcodec import GapCodec
+from .gapcodec import BatchedGapCodec
 
 Numbers = NDArray[np.uint64]
 
@@ -19,19 +19,19 @@ _BLOCK_SHIFTS = (5, 6, 8, 10)
 
 
 @dataclass(frozen=True)
-class Rice(GapCodec):
-    """`rice`: Golomb-Rice codes of the gaps between positions. Lossless; 0.03 to 0.09 bits an index above the bound for uniform supports.
+class Rice(BatchedGapCodec):
+    """`rice`: Golomb-Rice codes of the gaps between positions. Lossless; 0.03 to 0.09 bits per index above the bound if uniform.
 
     One parameter serves all gaps, or every block has its own where that is smaller.
 
     >>> import deepreduce as dr, numpy as np
-    >>> kept = dr.parse("randomr:0.01/rice/raw").encode(np.ones(1_000_000, np.float32))
-    >>> 8 * dr.inspect(kept).index_bytes / 10_000
+    >>> blob = dr.parse("randomr:0.01/rice/raw").encode(np.ones(1_000_000, np.float32))
+    >>> 8 * dr.inspect(blob).index_bytes / 10_000
     8.108
     """
 
-    def _write(self, kept: Positions, numel: int) -> bytes:
-        gaps = kernels.gaps.between(kept)
+    def _write(self, positions: Positions, numel: int) -> bytes:
+        gaps = kernels.gaps.between(positions)
         return write(gaps, plan(gaps))
 
     def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
@@ -40,8 +40,14 @@ class Rice(GapCodec):
         expect_all_used(view, used_bytes)
         return positions
 
-    def _size_bytes(self, kept: Positions, numel: int) -> int:
-        return plan(kernels.gaps.between(kept)).size_bytes
+    def _write_batch(self, positions: Positions, bounds: Positions) -> tuple[Numbers, Positions]:
+        return kernels.ricebatch.encode(positions, bounds)
+
+    def _read_batch(self, packed: NDArray[np.uint8], ends: Positions, numels: Positions, bounds: Positions, out: Numbers) -> bool:
+        return kernels.ricebatch.decode(packed, ends, numels, bounds, out)
+
+    def _size_bytes(self, positions: Positions, numel: int) -> int:
+        return plan(kernels.gaps.between(positions)).size_bytes
 
 
 # Numbers as Rice codes: here the gaps, in `rle` the lengths of runs
@@ -119,12 +125,9 @@ def read(view: memoryview, count: int, limit: int) -> tuple[Positions, int]:
         raise TruncatedError(f"{low_bits} low bits of Rice codes in {len(packed)} bytes")
     sums = np.empty(count, np.uint64)
     used_bits = kernels.rice.unpack(kernels.gaps.padded(packed), parameters, block, low_bits, limit, sums)
-    if used_bits == kernels.gaps.ENDS_EARLY:
-        raise TruncatedError(f"{len(packed)} bytes hold less than {count} Rice codes")
-    if used_bits == kernels.gaps.BEYOND_LIMIT:
-        raise CorruptError(f"Rice codes that add up to {limit} or more")
+    expect_decoded(used_bits, f"{count} Rice codes that add up to less than {limit} in {len(packed)} bytes")
     used_bytes = (used_bits + 7) // 8
-    kernels.bits.expect_padding(packed[:used_bytes], used_bits)
+    expect_padding(packed[:used_bytes], used_bits)
     return sums.view(np.int64), front_bytes + used_bytes
 
 
@@ -142,5 +145,4 @@ def _read_front(part: Reader, count: int) -> tuple[int, NDArray[np.uint8]]:
         raise CorruptError(f"Rice codes begin with {first}, which is no parameter and no block size")
     block = 1 << first - _ONE_BLOCK
     blocks = -(-count // block)
-    packed = part.take(kernels.bits.packed_bytes(blocks, _PARAMETER_BITS))
-    return block, kernels.bits.unpack(packed, _PARAMETER_BITS, blocks).astype(np.uint8)
+    return block, part.packed(blocks, _PARAMETER_BITS).astype(np.uint8)

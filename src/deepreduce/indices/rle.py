@@ -15,7 +15,7 @@ from .rice import Numbers
 
 @dataclass(frozen=True)
 class RLE(GapCodec):
-    """`rle`: the lengths of the runs of zeros and of ones in the bitmap. Lossless; best where whole rows are kept.
+    """`rle`: the lengths of the runs of zeros and of ones in the bitmap. Lossless; best where whole rows are selected.
 
     Lengths are counted in their greatest common divisor (the length of a row, for whole rows) and written as Rice codes, those of
     zeros and those of ones each with their own parameters. Sections 2 and 11 of the paper.
@@ -27,8 +27,8 @@ class RLE(GapCodec):
     9
     """
 
-    def _write(self, kept: Positions, numel: int) -> bytes:
-        unit, zeros, ones = _runs(kept)
+    def _write(self, positions: Positions, numel: int) -> bytes:
+        unit, zeros, ones = _runs(positions)
         return varint(unit) + varint(ones.size) + rice.write(zeros, rice.plan(zeros)) + rice.write(ones, rice.plan(ones))
 
     def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
@@ -49,14 +49,14 @@ class RLE(GapCodec):
         kernels.runs.fill(zeros_before, ones_until, unit, positions)
         return positions
 
-    def _size_bytes(self, kept: Positions, numel: int) -> int:
-        unit, zeros, ones = _runs(kept)
+    def _size_bytes(self, positions: Positions, numel: int) -> int:
+        unit, zeros, ones = _runs(positions)
         return len(varint(unit) + varint(ones.size)) + rice.plan(zeros).size_bytes + rice.plan(ones).size_bytes
 
 
-def _runs(kept: Positions) -> tuple[int, Numbers, Numbers]:
+def _runs(positions: Positions) -> tuple[int, Numbers, Numbers]:
     """The unit, and the runs of zeros and of ones in it: less 1, as none is empty, but for the first one of zeros."""
-    zeros, ones = kernels.runs.split(kept)
+    zeros, ones = kernels.runs.split(positions)
     unit = int(kernels.runs.common_divisor(zeros, ones))
     if unit > 1:
         zeros, ones = zeros // unit, ones // unit

@@ -7,12 +7,12 @@ from .. import kernels
 from ..codec import IndexCodec
 from ..reader import Reader, varint
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Support
 
 
 @dataclass(frozen=True)
 class Seeded(IndexCodec):
-    """`seeded`: as many positions as were kept, drawn from the seed; only the seed is sent.
+    """`seeded`: as many positions as were selected, drawn from the seed; only the seed is sent.
 
     After `randomr` these are the very positions it drew. After any other sparsifier they are random ones, with their own values.
 
@@ -23,8 +23,12 @@ class Seeded(IndexCodec):
 
     lossless: ClassVar[bool] = False
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        return varint(seed), kernels.draw.sample(space.numel, kept.size, seed)
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
+        return varint(seed), _drawn(space.numel, selected.nnz, seed)
 
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
-        return kernels.draw.sample(space.numel, nnz, part.varint())
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support:
+        return _drawn(space.numel, nnz, part.varint())
+
+
+def _drawn(numel: int, count: int, seed: int) -> Support:
+    return Support.trusted(kernels.draw.sample(numel, count, seed), numel)

@@ -6,14 +6,12 @@ from itertools import accumulate
 from operator import mul
 from typing import NamedTuple
 
-import numpy as np
-
 from .. import kernels
 from ..codec import IndexCodec
 from ..errors import CorruptError, InputError
-from ..reader import Reader, varint
+from ..reader import Reader, expect_decoded, varint
 from ..source import Space
-from ..tensor import Positions
+from ..tensor import Positions, Support
 from .deltahuffman import DeltaHuffman
 
 _SIDE_AT_ONE = 4096
@@ -23,7 +21,7 @@ _WIDTHS_OF_FLAT = (64, 128)
 
 @dataclass(frozen=True)
 class Shaped(IndexCodec):
-    """`shaped`: how full the rows of the tensor are, and which columns, those often kept in few bits. Lossless; best for most matrices.
+    """`shaped`: how full the rows of the tensor are, and which columns, those often selected in few bits. Lossless; best for most matrices.
 
     The tensor is seen as a table: its first axes are the rows and the others the columns, cut and turned as seems to be smallest.
     A range coder learns from row to row, so it sends no code book. Rows and columns of real gradients are of very unlike weight, which
@@ -39,33 +37,35 @@ class Shaped(IndexCodec):
     True
     """
 
-    def choose(self, kept: Positions, space: Space) -> IndexCodec:
-        fits = kept.size in (0, space.numel) or any(True for _ in _views(kept.size, space))
-        return self if fits else DeltaHuffman().choose(kept, space)
+    def choose(self, selected: Support, space: Space) -> IndexCodec:
+        fits = selected.nnz in (0, space.numel) or any(True for _ in _views(selected.nnz, space))
+        return self if fits else DeltaHuffman().choose(selected, space)
 
-    def encode(self, kept: Positions, space: Space, seed: int) -> tuple[bytes, Positions]:
-        if kept.size in (0, space.numel):
-            return b"", kept
-        view, _ = _best_view(kept, space)
-        return varint(2 * view.columns + view.by_column) + kernels.shaped.encode(kept, *view), kept
+    def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
+        if selected.nnz in (0, space.numel):
+            return b"", selected
+        view, _ = _best_view(selected.positions, space)
+        return varint(2 * view.columns + view.by_column) + kernels.shaped.encode(selected.positions, *view), selected
 
-    def decode(self, part: Reader, nnz: int, space: Space) -> Positions:
+    def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         if nnz in (0, space.numel):
-            return np.arange(nnz, dtype=np.int64)
+            return Support.all(nnz) if nnz else Support.none(space.numel)
         view = _read_view(part, nnz, space.numel)
-        positions = kernels.shaped.decode(part.rest(), nnz, *view)
+        packed = part.rest()
+        positions, code = kernels.shaped.decode(packed, nnz, *view)
+        expect_decoded(code, f"{nnz} positions in a table of {view.rows} x {view.columns} in {len(packed)} bytes")
         if int(positions[-1]) >= space.numel:
             raise CorruptError(f"position {positions[-1]} in a tensor of {space.numel}")
-        return positions
+        return Support.trusted(positions, space.numel)
 
     def max_bytes(self, nnz: int, space: Space) -> int:
         return 10 + kernels.shaped.max_bytes(nnz, min(space.numel, _longest_side(nnz)))
 
-    def estimate_bytes(self, kept: Positions, space: Space) -> float:
-        """About the size of the index section; infinite where it cannot be written. High where most of some rows and columns is kept."""
-        if kept.size in (0, space.numel):
+    def estimate_bytes(self, selected: Support, space: Space) -> float:
+        """About the size of the index section; infinite where it cannot be written. High where most of some rows is selected."""
+        if selected.nnz in (0, space.numel):
             return 0
-        return _best_view(kept, space)[1] if self.choose(kept, space) is self else float("inf")
+        return _best_view(selected.positions, space)[1] if self.choose(selected, space) is self else float("inf")
 
 
 class _View(NamedTuple):
@@ -96,15 +96,15 @@ def _views(nnz: int, space: Space) -> Iterator[_View]:
                 yield view
 
 
-def _best_view(kept: Positions, space: Space) -> tuple[_View, int]:
+def _best_view(positions: Positions, space: Space) -> tuple[_View, int]:
     """The view that seems to be smallest, and its size."""
     sizes = {}
-    for view in _views(kept.size, space):
-        row_counts, column_counts = kernels.shaped.count(kept, view.rows, view.columns)
+    for view in _views(positions.size, space):
+        row_counts, column_counts = kernels.shaped.count(positions, view.rows, view.columns)
         sides = (column_counts, row_counts) if view.by_column else (row_counts, column_counts)
-        sizes[view] = len(varint(2 * view.columns)) + kernels.shaped.size_bytes(*sides)
+        sizes[view] = len(varint(2 * view.columns)) + kernels.tablesize.size_bytes(*sides)
     if not sizes:
-        raise InputError(f"shaped does not take {kept.size} positions in a tensor of shape {space.shape}; deltahuffman does")
+        raise InputError(f"shaped does not take {positions.size} positions in a tensor of shape {space.shape}; deltahuffman does")
     return min(sizes.items(), key=lambda item: item[1])
 
 

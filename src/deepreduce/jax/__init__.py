@@ -5,15 +5,19 @@
 >>> optimizer = optax.chain(compressed_mean("topr:0.01/bitmap/fp16"), optax.sgd(0.1))
 """
 
-from ..accounting import ParameterStats, Stats, StepStats
 from ..errors import PeerError
+from ..step.stats import ParameterStats, Stats, StepStats
+from ..step.topology import AllGather, Server, Sharded
 from .transform import CompressedMean, CompressedMeanState, compressed_mean
 
 __all__ = [
+    "AllGather",
     "CompressedMean",
     "CompressedMeanState",
     "ParameterStats",
     "PeerError",
+    "Server",
+    "Sharded",
     "Stats",
     "StepStats",
     "compressed_mean",

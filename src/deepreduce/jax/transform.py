@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,22 +15,29 @@ import numpy as np
 import optax
 from jax.experimental import io_callback
 
-from ..accounting import Stats
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..pipeline import DeepReduce
-from ..policy import Policy, policy_of
-from ..steps import wide_dtype
+from ..step.arrays import wide_dtype
+from ..step.policy import Policy, policy_of
+from ..step.reducer import Bucket, Memory, Reducer
+from ..step.residual import ResidualMemory
+from ..step.stats import Stats
+from ..step.topology import Topology, topology_of
+from ..step.transport import Transport
 from ..tensor import float_dtype
-from .link import Collective, Coordinator
-from .reducer import Reducer
+from .transport import connect
 
 
 class CompressedMeanState(NamedTuple):
-    """What a process must remember, each its own: the number of the step, and what every gradient is still owed (None without memory)."""
+    """What a process must remember, each its own: the number of the step, the residual of every gradient, and those of the sums it owns.
+
+    Without error feedback both are None; `owned` also where the topology has no owners. Of a sum, a process keeps its range, flat.
+    """
 
     step: jax.Array
     residuals: Any
+    owned: Any = None
 
 
 class CompressedMean(optax.GradientTransformation):  # type: ignore[misc]
@@ -38,7 +46,7 @@ class CompressedMean(optax.GradientTransformation):  # type: ignore[misc]
     _stats: Stats
 
     def stats(self) -> Stats:
-        """Bytes and seconds of the latest steps; inside `jit`, of those that have run (`jax.effects_barrier()` waits for them)."""
+        """Return the bytes and seconds of the latest steps. Inside `jit`, call `jax.effects_barrier()` before: JAX runs ahead."""
         return self._stats
 
 
@@ -47,63 +55,93 @@ def compressed_mean(
     memory: Literal["residual", "none"] = "residual",
     small_tensor_numel: int = 1024,
     *,
+    topology: str | Topology = "allgather",
     seed: int = 0,
     timeout: timedelta = timedelta(minutes=5),
     history: int = 100,
 ) -> CompressedMean:
     """Replace every gradient by its mean over all processes of `jax.distributed`, sent as `spec` says. First link of an `optax.chain`.
 
-    - `spec`: a spec string, a `DeepReduce`, or an object with `choose(name, source)` such as `BySize`.
+    - `spec`: a spec string, a `DeepReduce`, or an object with `codec_for(name, source)` such as `BySize`.
     - `memory`: ``"residual"`` for error feedback, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
+    - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange inside `jit`. `history`: steps of which `stats()` keeps the details.
 
-    A NaN or an Inf of one process reaches all, and leaves no trace in any residual.
+    A NaN or an infinity of one process reaches all, and leaves no trace in any residual.
 
     >>> mean = compressed_mean("topr:1/raw/raw", small_tensor_numel=0)
     >>> state = mean.init({"w": jnp.zeros(2)})
     >>> for step in range(2):
     ...     updates, state = mean.update({"w": jnp.array([3.0, 2.0])}, state)
-    ...     print(updates["w"], "owed", state.residuals["w"])
-    [3. 0.] owed [0. 2.]
-    [0. 4.] owed [3. 0.]
+    ...     print(updates["w"], "residual", state.residuals["w"])
+    [3. 0.] residual [0. 2.]
+    [0. 4.] residual [3. 0.]
     """
     if memory not in ("residual", "none"):
         raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
     if not isinstance(timeout, timedelta) or timeout <= timedelta():
         raise ConfigError(f"timeout is a timedelta above 0, got {shown(timeout)}")
-    reducer = Reducer(policy_of(spec, small_tensor_numel), natural(seed, "a seed"), Stats(history))
-    collective, coordinator = Collective(), Coordinator(timeout)
+    way, stats = topology_of(topology), Stats(history)
+    reducer = Reducer(policy_of(spec, small_tensor_numel), way, natural(seed, "a seed"))
+    transport_of = cache(partial(connect, timeout=timeout))  # opened at first use: jax.distributed may not be there yet
 
     def init(params: optax.Params) -> CompressedMeanState:
         residuals = jax.tree_util.tree_map_with_path(_zeros, params) if memory == "residual" else None
-        return CompressedMeanState(jnp.zeros((), jnp.int32), residuals)
+        owned = jax.tree.map(partial(_owned_zeros, way), residuals) if way.has_owners else None
+        return CompressedMeanState(jnp.zeros((), jnp.int32), residuals, owned)
 
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple[Any, Any]:
         named, tree = jax.tree_util.tree_flatten_with_path(updates)
-        names = [jax.tree_util.keystr(path) for path, _ in named]
-        gradients = [jnp.asarray(leaf) for _, leaf in named]
-        owed = _matching(names, gradients, tree, state.residuals)
-        likes = [*gradients, *owed]
-        traced = any(isinstance(like, jax.core.Tracer) for like in (state.step, *likes))
+        names, gradients = [jax.tree_util.keystr(path) for path, _ in named], [jnp.asarray(leaf) for _, leaf in named]
+        given = gradients, *_residuals(names, gradients, tree, state, way)
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state.step, given)))
 
-        def reduced(step: Any, *arrays: Any) -> tuple[Any, ...]:
-            hosted = [np.asarray(array) for array in arrays]
-            link = coordinator if traced else collective
-            return reducer.reduce(int(step), names, hosted[: len(names)], hosted[len(names) :], link)
+        def on_host(step: Any, *arrays: Any) -> Any:
+            return _reduced(reducer, transport_of(traced), stats, names, int(step), *jax.tree.map(np.asarray, arrays))
 
-        if traced:
+        if not names:
+            taken: Any = given
+        elif traced:
             _warn_of_one_thread()
-            results = io_callback(reduced, tuple(likes), state.step, *likes, ordered=True)
+            taken = io_callback(on_host, given, state.step, *given, ordered=True)
         else:
-            results = tuple(map(jnp.asarray, reduced(state.step, *likes)))
-        means, rests = results[: len(names)], results[len(names) :]
-        residuals = None if state.residuals is None else jax.tree.unflatten(tree, rests)
-        return jax.tree.unflatten(tree, means), CompressedMeanState(state.step + 1, residuals)
+            taken = jax.tree.map(jnp.asarray, on_host(state.step, *given))
+        means, residuals, owned = (None if leaves is None else jax.tree.unflatten(tree, leaves) for leaves in taken)
+        return means, CompressedMeanState(state.step + 1, residuals, owned)
 
     transformation = CompressedMean(init, update)
-    transformation._stats = reducer.stats
+    transformation._stats = stats
     return transformation
+
+
+Arrays = list[Any]
+
+
+def _reduced(
+    reducer: Reducer,
+    transport: Transport,
+    stats: Stats,
+    names: Sequence[str],
+    step: int,
+    gradients: Arrays,
+    residuals: Arrays | None,
+    owned: Arrays | None,
+) -> tuple[Arrays, Arrays | None, Arrays | None]:
+    """Return the means, and the residuals from now on, of one step on the host."""
+    memory = Memory(_memory(names, residuals), _memory(names, owned))
+    means, cost = reducer.reduce(Bucket(names, gradients, step), memory, transport)
+    stats.add(cost)
+    return means, _table(memory.own, names), _table(memory.owned, names, flat=True)
+
+
+def _memory(names: Sequence[str], held: Arrays | None) -> ResidualMemory | None:
+    return None if held is None else ResidualMemory.of(dict(zip(names, held, strict=True)))
+
+
+def _table(memory: ResidualMemory | None, names: Sequence[str], flat: bool = False) -> Arrays | None:
+    held: Arrays | None = None if memory is None else [memory.residuals[name] for name in names]
+    return held if held is None or not flat else [array.reshape(-1) for array in held]
 
 
 def _zeros(path: tuple[Any, ...], parameter: Any) -> jax.Array:
@@ -111,21 +149,41 @@ def _zeros(path: tuple[Any, ...], parameter: Any) -> jax.Array:
     return jnp.zeros(jnp.shape(parameter), wide_dtype(dtype))
 
 
-def _matching(names: Sequence[str], gradients: Sequence[jax.Array], tree: Any, residuals: Any) -> list[Any]:
-    """The residuals of these gradients, in their order."""
+def _owned_zeros(topology: Topology, residual: jax.Array) -> jax.Array:
+    low, high = topology.owned_range(residual.size, jax.process_index(), jax.process_count())
+    return jnp.zeros(high - low, residual.dtype)
+
+
+def _residuals(
+    names: Sequence[str], gradients: Sequence[jax.Array], tree: Any, state: CompressedMeanState, topology: Topology
+) -> tuple[Arrays | None, Arrays | None]:
+    """Return the residuals of these gradients and of the owned sums, in their order; what does not fit is refused."""
     for name, gradient in zip(names, gradients, strict=True):
         float_dtype(gradient.dtype, f"gradient of {name}")
-    if residuals is None:
-        return []
-    owed, known = jax.tree_util.tree_flatten(residuals)
+    if state.residuals is None:
+        return None, None
+    residuals = _leaves(state.residuals, tree)
+    for name, gradient, held in zip(names, gradients, residuals, strict=True):
+        _expect(name, (gradient.shape, wide_dtype(gradient.dtype)), held, "its residual")
+    if not topology.has_owners:
+        return residuals, None
+    owned = _leaves(state.owned, tree)
+    for name, residual, held in zip(names, residuals, owned, strict=True):
+        like = jax.eval_shape(partial(_owned_zeros, topology), residual)
+        _expect(name, (like.shape, like.dtype), held, "the residual that this process owns of it")
+    return residuals, owned
+
+
+def _leaves(table: Any, tree: Any) -> Arrays:
+    leaves, known = jax.tree_util.tree_flatten(table)
     if known != tree:
-        raise InputError(f"gradients are a tree {tree}, but what is owed is a tree {known}")
-    for name, gradient, rest in zip(names, gradients, owed, strict=True):
-        if (gradient.shape, wide_dtype(gradient.dtype)) != (rest.shape, rest.dtype):
-            raise InputError(
-                f"{name} is {gradient.dtype} of shape {gradient.shape}, but what it is owed is {rest.dtype} of shape {rest.shape}"
-            )
-    return list(owed)
+        raise InputError(f"gradients are a tree {tree}, but residuals are a tree {known}")
+    return list(leaves)
+
+
+def _expect(name: str, kind: tuple[Any, Any], held: Any, what: str) -> None:
+    if kind != (held.shape, held.dtype):
+        raise InputError(f"{name} needs {what} as {kind[1]} of shape {kind[0]}, but it is {held.dtype} of shape {held.shape}")
 
 
 def _warn_of_one_thread() -> None:

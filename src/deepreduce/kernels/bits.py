@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CorruptError
 from .jit import inline, kernel
 
 Bytes = NDArray[np.uint8]
@@ -51,18 +50,6 @@ def to_words(packed: bytes | memoryview | Bytes) -> Words:
     return words.astype(np.uint64, copy=False)
 
 
-def expect_padding(packed: bytes | memoryview | Bytes, used_bits: int) -> None:
-    """Refuse bits of the last byte that are not used and not zero; the bytes end with that of the last bit that is used.
-
-    >>> expect_padding(bytes.fromhex("2113"), 12)
-    Traceback (most recent call last):
-        ...
-    deepreduce.errors.CorruptError: bits after the last one, number 11, are not zero
-    """
-    if used_bits % 8 and packed[-1] >> used_bits % 8:
-        raise CorruptError(f"bits after the last one, number {used_bits - 1}, are not zero")
-
-
 @kernel
 def _pack(numbers: NDArray[np.uint64], width_bits: int, words: Words) -> None:
     for i in range(numbers.size):
@@ -89,12 +76,11 @@ def pack(numbers: NDArray[np.uint64], width_bits: int) -> bytes:
 
 
 def unpack(packed: bytes | memoryview | Bytes, width_bits: int, count: int) -> NDArray[np.uint64]:
-    """The inverse of `pack`; `packed` holds exactly `packed_bytes(count, width_bits)` bytes. Refuses padding that is not zero.
+    """The inverse of `pack`; `packed` holds `packed_bytes(count, width_bits)` bytes. The padding is not looked at.
 
     >>> unpack(bytes.fromhex("2103"), 4, 3)
     array([1, 2, 3], dtype=uint64)
     """
-    expect_padding(packed, count * width_bits)
     out = np.empty(count, np.uint64)
     _unpack(to_words(packed), width_bits, out)
     return out

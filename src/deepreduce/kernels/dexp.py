@@ -1,6 +1,6 @@
 """Double exponentials y = a e^(bx) + c e^(dx) through descending magnitudes, at x = 0 to 1 (paper, section 5).
 
-A curve is kept as (a + c, c, b, d): y = (a + c) e^(bx) + c (e^(dx) - e^(bx)) stays well behaved where b and d meet and a and c alone
+A curve is held as (a + c, c, b, d): y = (a + c) e^(bx) + c (e^(dx) - e^(bx)) stays well behaved where b and d meet and a and c alone
 would cancel each other. For given b and d the rest is a linear problem, so the search has two dimensions only.
 """
 

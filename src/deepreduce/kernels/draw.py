@@ -1,4 +1,4 @@
-"""Random numbers that are the same on every machine: splitmix64, with one stream a purpose."""
+"""Random numbers that are the same on every machine: splitmix64, with one stream per purpose."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ TARGET_ERROR = 0.03
 
 @kernel
 def _keys(bits: NDArray[np.uint32], block: int) -> NDArray[np.uint64]:
-    """Numbers that ascend as the floats descend, equal floats by their place in the block."""
+    """Numbers that ascend as the floats descend, equal floats by their index in the block."""
     keys = np.empty(bits.size, np.uint64)
     place = 0
     for i in range(bits.size):
@@ -143,7 +143,7 @@ def _curve(coefficients: Singles, at: int, terms: int, out: Doubles) -> None:
 
 @inline
 def _farthest(values: Singles, start: int, stop: int, least: int) -> tuple[float, int]:
-    """The largest squared distance from the chord, and where; only places that leave `least` values on both sides count."""
+    """The largest squared distance from the chord, and where; only cuts that leave `least` values on both sides count."""
     best, at = 0.0, -1
     if stop - start >= 2 * least:
         first = np.float64(values[start])

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bits import Bytes, Words, put
+from .codes import BEYOND_LIMIT, ENDS_EARLY
 from .jit import inline, kernel
 
 Positions = NDArray[np.int64]
@@ -15,9 +16,6 @@ Widths = NDArray[np.uint8]
 BLOCK = 64
 MAX_WIDTH_BITS = 56
 """The widest number that lies in 8 bytes wherever it begins; it also keeps the sum of a block below 2**63."""
-
-ENDS_EARLY, BEYOND_LIMIT = -1, -2
-"""What `unpack` returns for bytes that hold less numbers than asked for, and for numbers that add up to more than allowed."""
 
 _1, _3, _7 = np.uint64(1), np.uint64(3), np.uint64(7)
 _BEFORE_0 = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -47,17 +45,17 @@ def padded(packed: bytes | memoryview) -> Bytes:
 
 
 @kernel
-def between(kept: Positions) -> Numbers:
-    """How many positions are skipped before each kept one; `kept` increases from 0 or more.
+def between(positions: Positions) -> Numbers:
+    """How many positions are skipped before each of the positions, which increase from 0 or more.
 
     >>> between(np.array([0, 1, 7]))
     array([0, 0, 5], dtype=uint64)
     """
-    gaps = np.empty(kept.size, np.uint64)
+    gaps = np.empty(positions.size, np.uint64)
     before = np.int64(-1)
-    for i in range(kept.size):
-        gaps[i] = np.uint64(kept[i] - before - 1)
-        before = kept[i]
+    for i in range(positions.size):
+        gaps[i] = np.uint64(positions[i] - before - 1)
+        before = positions[i]
     return gaps
 
 
@@ -94,7 +92,7 @@ def pack(gaps: Numbers, widths: Widths, width_bits: int, words: Words) -> None:
 
 @kernel
 def unpack(packed: Bytes, size_bits: int, width_bits: int, numel: int, out: Numbers) -> int:
-    """The positions whose gaps were packed. Returns the bits that were used, or one of the negative codes above.
+    """The positions whose gaps were packed. Returns the bits that were used, or `ENDS_EARLY` or `BEYOND_LIMIT`.
 
     `packed` is `padded` and holds `size_bits`, the widths among them; `numel` is at most 2**MAX_WIDTH_BITS.
     """

@@ -9,9 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CorruptError, TruncatedError
-from ..reader import Reader, varint
 from .bits import Words, get, put, to_bytes, to_words, zero_words
+from .codes import ENDS_EARLY, INVALID, LEFT_OVER
 from .jit import inline, kernel
 
 Counts = NDArray[np.int64]
@@ -27,9 +26,6 @@ LONGEST = 16
 """The longest word there can be, so that four fit in 64 bits; symbols are below 2**16."""
 
 _LENGTH_BITS = 11  # the most that one length takes in a table
-
-INVALID = -1
-"""What a decoding kernel returns for bits that begin no word."""
 
 
 # Lengths from counts
@@ -94,27 +90,21 @@ def _package_merge(weights: Counts, limit: int) -> Lengths:
 # Lengths as bytes
 
 
-def write_lengths(lengths: Lengths) -> bytes:
+def pack_lengths(lengths: Lengths) -> bytes:
     """The lengths, each as its difference from the one before in a few bits; unused symbols at the end cost nothing.
 
-    >>> write_lengths(np.uint8([2, 2, 2, 2])).hex()
-    '01e4'
+    >>> pack_lengths(np.uint8([2, 2, 2, 2])).hex()
+    'e4'
     """
     words = zero_words(_LENGTH_BITS * lengths.size)
     size_bits = _put_lengths(lengths, np.flatnonzero(lengths).max(initial=-1) + 1, words)
-    table = to_bytes(words, size_bits)
-    return varint(len(table)) + table
+    return to_bytes(words, size_bits)
 
 
-def read_lengths(part: Reader, count: int) -> Lengths:
-    """The lengths for symbols 0 to count - 1; refused unless they make a code that `code_lengths` could give."""
-    table = part.take(part.varint())
+def unpack_lengths(packed: bytes | memoryview, count: int) -> Lengths | None:
+    """The lengths for symbols 0 to count - 1; None for bytes that `pack_lengths` never writes, or lengths that make no code."""
     lengths = np.zeros(count, np.uint8)
-    if not _get_lengths(to_words(table), 8 * len(table), lengths):
-        raise CorruptError(f"no code lengths of {count} symbols before offset {part.offset}")
-    if not is_code(lengths):
-        raise CorruptError(f"the code lengths before offset {part.offset} make no prefix code without gaps")
-    return lengths
+    return lengths if _get_lengths(to_words(packed), 8 * len(packed), lengths) and is_code(lengths) else None
 
 
 def is_code(lengths: Lengths) -> bool:
@@ -185,33 +175,26 @@ def encode(symbols: Symbols, lengths: Lengths) -> bytes:
     return to_bytes(words, _encode(numbers, lengths, code_words(lengths), words))
 
 
-def decode(packed: bytes | memoryview, lengths: Lengths, count: int) -> Symbols:
-    """The inverse of `encode`. Refuses bytes that do not hold exactly `count` words and the zeros after them.
+def decode(packed: bytes | memoryview, count: int, table: Table, mask: np.uint64) -> tuple[Symbols, int]:
+    """The inverse of `encode` by a table of `table_of`, and 0; a code below 0 for bytes that do not hold exactly `count` words, then zeros.
 
-    >>> decode(bytes.fromhex("16"), np.uint8([1, 2, 2]), 4)
-    array([0, 2, 0, 1], dtype=uint16)
+    >>> decode(bytes.fromhex("16"), 4, *table_of(np.uint8([1, 2, 2])))
+    (array([0, 2, 0, 1], dtype=uint16), 0)
     """
-    expect_bits(packed, count)
+    if count > 8 * len(packed):  # no word is empty, so that nothing is allocated for more symbols than there are bits
+        return np.empty(0, np.uint16), ENDS_EARLY
     symbols = np.empty(count, np.uint16)
     words = to_words(packed)
-    expect_end(words, packed, _decode(words, 8 * len(packed), *table_of(lengths), symbols))
-    return symbols
+    return symbols, end_code(words, len(packed), _decode(words, 8 * len(packed), table, mask, symbols))
 
 
-def expect_bits(packed: bytes | memoryview, count: int) -> None:
-    """No word is empty, so that nothing is allocated for more symbols than there are bits."""
-    if count > 8 * len(packed):
-        raise TruncatedError(f"{count} code words in {len(packed)} bytes")
-
-
-def expect_end(words: Words, packed: bytes | memoryview, at: int) -> None:
-    """Refuse bytes whose last code word does not end in the last byte, before zero bits only; `at` is what a decoding kernel returned."""
-    if at == INVALID:
-        raise CorruptError("a code word that stands for nothing")
-    if at > 8 * len(packed):
-        raise TruncatedError(f"code words go on after {len(packed)} bytes")
-    if at + 7 < 8 * len(packed) or int(get(words, at)):
-        raise CorruptError(f"code words end after {at} bits, {len(packed)} bytes are there")
+def end_code(words: Words, size_bytes: int, at: int) -> int:
+    """0 where bit `at`, which a decoding kernel returned, is in the last byte and only zeros follow; else a code below 0."""
+    if at < 0:
+        return at
+    if at > 8 * size_bytes:
+        return ENDS_EARLY
+    return LEFT_OVER if at + 7 < 8 * size_bytes or int(get(words, at)) else 0
 
 
 @kernel

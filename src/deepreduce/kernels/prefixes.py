@@ -8,16 +8,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CorruptError
 from . import huffman
 from .bits import Words, get, put, to_bytes, to_words, zero_words
+from .codes import BEYOND_LIMIT, ENDS_EARLY, INVALID
 from .huffman import Codes, Counts, Lengths, Table, bit_length
 from .jit import inline, kernel
 
 Numbers = NDArray[np.uint64]
 Positions = NDArray[np.int64]
 
-_OUTSIDE = -2
 _NEAR_BITS = 64 - huffman.LONGEST  # a rest of so many bits is in the same 64 as the word before it
 
 
@@ -60,9 +59,9 @@ def _low(number: np.uint64, width_bits: int) -> np.uint64:
 
 
 @kernel
-def _count(kept: Positions, finer: int, counts: Counts) -> None:
+def _count(positions: Positions, finer: int, counts: Counts) -> None:
     before = np.int64(-1)
-    for position in kept:
+    for position in positions:
         gap = np.uint64(position - before - 1)
         counts[_prefix(gap, _rest_bits(gap, finer), finer)] += 1
         before = position
@@ -83,14 +82,14 @@ def _sum_rest_bits(counts: Counts, finer: int) -> int:
     return total
 
 
-def prefix_counts(kept: Positions, finest: int) -> list[Counts]:
+def prefix_counts(positions: Positions, finest: int) -> list[Counts]:
     """How often each prefix of a gap occurs, for every fineness from 0 to `finest`; one pass over the positions.
 
     >>> [counts[:4].tolist() for counts in prefix_counts(np.array([2, 6]), 1)]
     [[0, 0, 2, 0], [0, 0, 1, 1]]
     """
     found = [np.zeros(alphabet(finer), np.int64) for finer in range(finest + 1)]
-    _count(kept, finest, found[finest])
+    _count(positions, finest, found[finest])
     for finer in range(finest, 0, -1):
         _merge(found[finer], finer, found[finer - 1])
     return found
@@ -105,9 +104,9 @@ def size_bits(counts: Counts, lengths: Lengths, finer: int) -> int:
 
 
 @kernel
-def _encode(kept: Positions, lengths: Lengths, codes: Codes, finer: int, words: Words) -> int:
+def _encode(positions: Positions, lengths: Lengths, codes: Codes, finer: int, words: Words) -> int:
     at, before = 0, np.int64(-1)
-    for position in kept:
+    for position in positions:
         gap = np.uint64(position - before - 1)
         before = position
         rest_bits = _rest_bits(gap, finer)
@@ -121,7 +120,7 @@ def _encode(kept: Positions, lengths: Lengths, codes: Codes, finer: int, words: 
 
 @kernel
 def _decode(words: Words, end: int, table: Table, mask: np.uint64, least: Numbers, numel: np.uint64, out: Positions) -> int:
-    """The bit after the last gap, which may lie after `end`; `INVALID` for bits that begin no word, `_OUTSIDE` for a position too far."""
+    """The bit after the last gap, which may lie after `end`; `INVALID` for no word, `BEYOND_LIMIT` for a position too far."""
     at, after = 0, np.uint64(0)
     for i in range(out.size):
         if at > end:
@@ -129,14 +128,14 @@ def _decode(words: Words, end: int, table: Table, mask: np.uint64, least: Number
         bits = get(words, at)
         entry = table[bits & mask]
         if entry == 0:
-            return huffman.INVALID
+            return INVALID
         length, rest_bits = entry & 255, entry >> 8 & 255
         # A word that runs past the end is seen in the next round; its rest is read from where there are bits.
         rest = bits >> np.uint64(length) if rest_bits <= _NEAR_BITS else get(words, min(at + length, end))
         at += length + rest_bits
         after += least[entry >> 16] + _low(rest, rest_bits)
         if after >= numel:
-            return _OUTSIDE
+            return BEYOND_LIMIT
         out[i] = np.int64(after)
         after += np.uint64(1)
     return at
@@ -159,26 +158,24 @@ def _table(lengths: Lengths, finer: int) -> tuple[Table, np.uint64, Numbers]:
     return prefixes << 16 | rest_bits[prefixes] << 8 | table & 255, mask, least
 
 
-def encode(kept: Positions, lengths: Lengths, finer: int, size_bits: int) -> bytes:
+def encode(positions: Positions, lengths: Lengths, finer: int, size_bits: int) -> bytes:
     """For each gap the word of its prefix, then the rest of its bits; the whole takes `size_bits` bits, then zeros to the next byte."""
     words = zero_words(size_bits)
-    _encode(kept, lengths, huffman.code_words(lengths), finer, words)
+    _encode(positions, lengths, huffman.code_words(lengths), finer, words)
     return to_bytes(words, size_bits)
 
 
-def decode(packed: bytes | memoryview, lengths: Lengths, finer: int, count: int, numel: int) -> Positions:
-    """The inverse of `encode`. Refuses bytes that do not hold exactly `count` positions below `numel` and the zeros after them.
+def decode(packed: bytes | memoryview, lengths: Lengths, finer: int, count: int, numel: int) -> tuple[Positions, int]:
+    """The inverse of `encode`, and 0; or a code below 0, if the bytes do not hold exactly `count` positions below `numel`, then zeros.
 
-    >>> kept, finer = np.array([3, 4, 4000]), 1
-    >>> counts = prefix_counts(kept, finer)[finer]
+    >>> positions, finer = np.array([3, 4, 4000]), 1
+    >>> counts = prefix_counts(positions, finer)[finer]
     >>> lengths = huffman.code_lengths(counts)
-    >>> decode(encode(kept, lengths, finer, size_bits(counts, lengths, finer)), lengths, finer, count=3, numel=5000)
-    array([   3,    4, 4000])
+    >>> decode(encode(positions, lengths, finer, size_bits(counts, lengths, finer)), lengths, finer, count=3, numel=5000)
+    (array([   3,    4, 4000]), 0)
     """
-    huffman.expect_bits(packed, count)
+    if count > 8 * len(packed):
+        return np.empty(0, np.int64), ENDS_EARLY
     positions, words = np.empty(count, np.int64), to_words(packed)
     at = _decode(words, 8 * len(packed), *_table(lengths, finer), np.uint64(numel), positions)
-    if at == _OUTSIDE:
-        raise CorruptError(f"gaps that reach beyond {numel} positions")
-    huffman.expect_end(words, packed, at)
-    return positions
+    return positions, huffman.end_code(words, len(packed), at)

@@ -13,7 +13,8 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from .bits import Bytes, Words, put
-from .gaps import BEYOND_LIMIT, ENDS_EARLY, Numbers, load
+from .codes import BEYOND_LIMIT, ENDS_EARLY
+from .gaps import Numbers, load
 from .jit import kernel
 
 Parameters = NDArray[np.uint8]
@@ -90,7 +91,7 @@ def pack(numbers: Numbers, parameters: Parameters, block: int, low_bits: int, wo
 def unpack(packed: Bytes, parameters: Parameters, block: int, low_bits: int, limit: int, out: Numbers) -> int:
     """Running sums of (number + 1), less 1: the positions whose gaps were packed. Returns the bits that were used.
 
-    `gaps.ENDS_EARLY` where there are less numbers, `gaps.BEYOND_LIMIT` where a sum is not below `limit`. `packed` is `gaps.padded` and
+    `ENDS_EARLY` where there are less numbers, `BEYOND_LIMIT` where a sum is not below `limit`. `packed` is `gaps.padded` and
     holds `low_bits`; no parameter is above `gaps.MAX_WIDTH_BITS`, and no limit above 2 to its power.
     """
     position, low_at, last = _BEFORE_0, _0, np.uint64(low_bits) - _1

@@ -11,24 +11,24 @@ Positions = NDArray[np.int64]
 
 
 @kernel
-def split(kept: Positions) -> tuple[Positions, Positions]:
+def split(positions: Positions) -> tuple[Positions, Positions]:
     """The lengths of the runs of zeros and of the runs of ones that follow them; only the first of all may be empty.
 
     >>> split(np.array([4, 5, 6, 9, 11, 12]))
     (array([4, 2, 1]), array([3, 1, 2]))
     """
-    zeros, ones = np.empty(kept.size, np.int64), np.empty(kept.size, np.int64)
+    zeros, ones = np.empty(positions.size, np.int64), np.empty(positions.size, np.int64)
     runs, begin, after = 0, 0, np.int64(0)
-    for i in range(kept.size):
-        if kept[i] != after or i == 0:
+    for i in range(positions.size):
+        if positions[i] != after or i == 0:
             if runs:
                 ones[runs - 1] = i - begin
-            zeros[runs] = kept[i] - after
+            zeros[runs] = positions[i] - after
             begin = i
             runs += 1
-        after = kept[i] + 1
+        after = positions[i] + 1
     if runs:
-        ones[runs - 1] = kept.size - begin
+        ones[runs - 1] = positions.size - begin
     return zeros[:runs].copy(), ones[:runs].copy()
 
 

@@ -6,6 +6,7 @@ non-finite values come first and are never lost.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,16 @@ from .jit import kernel
 Positions = NDArray[np.int64]
 Bits = NDArray[Any]
 
-ALL_BITS = {n: 2 ** (8 * n) - 1 for n in (2, 4, 8)}
+MAGNITUDE = {n: 2 ** (8 * n - 1) - 1 for n in (2, 4, 8)}
+"""All bits of a float of n bytes but the sign."""
 _BIN_BITS = 15
-_SMALL = 1 << 15  # below this, the table of bins costs more than the elements
+SMALL = 1 << 15
+"""Below this, the table of bins costs more than the elements."""
+_STRIDE = 1024
+_ROOM = 3  # candidates for each element wanted
 
 
+@lru_cache
 def _infinity(dtype: np.dtype[Any]) -> int:
     """The bit pattern of +Inf: the least one that is not finite."""
     return int(np.array(np.inf, dtype).view(f"u{dtype.itemsize}"))
@@ -77,8 +83,15 @@ def _keep(bits: Bits, candidates: Positions, mask: int, least: int, ties: int) -
 
 
 def _typed(number: int, bits: Bits) -> Any:
-    """The number in the dtype of the bits: one kernel a width, and no promotion inside the loop."""
+    """The number in the dtype of the bits: one kernel per width, and no promotion inside the loop."""
     return bits.dtype.type(number)
+
+
+@lru_cache
+def _masks(dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    """All bits but the sign, and those of +Inf, typed as `_typed` does."""
+    unsigned = np.dtype(f"u{dtype.itemsize}").type
+    return unsigned(MAGNITUDE[dtype.itemsize]), unsigned(_infinity(dtype))
 
 
 def at_least(bits: Bits, mask: int, least: int) -> Positions:
@@ -89,7 +102,7 @@ def at_least(bits: Bits, mask: int, least: int) -> Positions:
 
 def above(bits: Bits, dtype: np.dtype[Any], threshold: float) -> Positions:
     """Positions with |x| >= threshold, and NaN."""
-    return at_least(bits, ALL_BITS[dtype.itemsize] >> 1, pattern_of(threshold, dtype))
+    return at_least(bits, MAGNITUDE[dtype.itemsize], pattern_of(threshold, dtype))
 
 
 def pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
@@ -104,15 +117,13 @@ def pattern_of(threshold: float, dtype: np.dtype[Any]) -> int:
 
 
 def top(bits: Bits, dtype: np.dtype[Any], count: int) -> Positions:
-    """The `count` largest |x|, ties by position, and every non-finite element.
+    """The `count` largest |x| of more than so many, ties by position, and every non-finite element.
 
     Two passes over all elements (a histogram of the leading bits; compaction of what lies in the last needed bin or above), then
     exact selection among those candidates.
     """
-    if count >= bits.size:
-        return np.arange(bits.size, dtype=np.int64)
-    mask, infinity = ALL_BITS[dtype.itemsize] >> 1, _infinity(dtype)
-    if bits.size < _SMALL:
+    mask, infinity = MAGNITUDE[dtype.itemsize], _infinity(dtype)
+    if bits.size < SMALL:
         count = max(count, int(_count(bits, _typed(mask, bits), _typed(infinity, bits))))
         return _top_of(bits, mask, np.arange(bits.size, dtype=np.int64), count)
     shift = 8 * dtype.itemsize - 1 - _BIN_BITS
@@ -161,5 +172,133 @@ def top_between(bits: Bits, dtype: np.dtype[Any], bounds: Positions, count: int)
     """`top` inside each of the ranges bounds[i] to bounds[i + 1], none of which is empty."""
     if bits.size == 0:
         return np.empty(0, np.int64)
-    mask = _typed(ALL_BITS[dtype.itemsize] >> 1, bits)
+    mask = _typed(MAGNITUDE[dtype.itemsize], bits)
     return _top_between(bits, mask, _typed(_infinity(dtype), bits), bounds, count)
+
+
+@kernel
+def _top_ragged(bits: Bits, mask: int, infinity: int, bounds: Positions, counts: Positions) -> tuple[Positions, Positions]:
+    room = 0
+    for t in range(counts.size):
+        room += counts[t]
+    out = np.empty(room, np.int64)
+    ends = np.zeros(counts.size + 1, np.int64)
+    total = 0
+    for t in range(counts.size):
+        keys = bits[bounds[t] : bounds[t + 1]] & mask
+        not_finite = 0
+        for key in keys:
+            not_finite += key >= infinity
+        wanted = min(max(counts[t], not_finite), keys.size)
+        if wanted > counts[t]:
+            out = np.concatenate((out, np.empty(wanted - counts[t], np.int64)))
+        if wanted == keys.size:
+            for i in range(wanted):
+                out[total + i] = i
+            total += wanted
+        elif wanted:
+            least = np.partition(keys, keys.size - wanted)[keys.size - wanted]
+            ties = wanted
+            for key in keys:
+                ties -= key > least
+            for i in range(keys.size):
+                key = keys[i]
+                tied = key == least and ties > 0
+                ties -= tied
+                if key > least or tied:
+                    out[total] = i
+                    total += 1
+        ends[t + 1] = total
+    return out, ends
+
+
+def top_ragged(bits: Bits, dtype: np.dtype[Any], bounds: Positions, counts: Positions) -> tuple[Positions, Positions]:
+    """`top` inside each of the ranges bounds[t] to bounds[t + 1], with a count for each: positions inside their range, and new bounds."""
+    return _top_ragged(bits, *_masks(dtype), bounds, counts)
+
+
+@kernel
+def _compact_at_most(bits: Bits, mask: int, least: int, room: int) -> tuple[Positions, int]:
+    """As `_compact`, without a count: the positions, and how many they are. More than `room`: there were too many, and they are not all."""
+    out = np.empty(room + _STRIDE + 1, np.int64)
+    n = 0
+    for start in range(0, bits.size, _STRIDE):
+        if n > room:
+            break
+        for i in range(start, min(start + _STRIDE, bits.size)):
+            out[n] = i
+            n += (bits[i] & mask) >= least
+    return out[:n], n
+
+
+class Hint:
+    """Where the largest elements of a tensor began the last time, to find them in one pass the next time: as a bit pattern.
+
+    `margin` is how far below that candidates are taken: it grows where they were too few, and shrinks where they were many.
+    """
+
+    __slots__ = ("margin", "pattern")
+
+    def __init__(self) -> None:
+        self.pattern, self.margin = 0, 0.1
+
+    def guess(self, dtype: np.dtype[Any]) -> int:
+        """Return the pattern from which on elements are candidates."""
+        octave = _infinity(dtype) & -_infinity(dtype)  # from one power of two to the next
+        return max(1, self.pattern - int(self.margin * octave))
+
+    def learn(self, least: int, candidates: int, count: int) -> None:
+        """Take note of the least selected pattern, and of how many candidates there were."""
+        self.pattern = least
+        if candidates < 1.15 * count:
+            self.margin = min(2 * self.margin, 1.0)
+        elif candidates > 2 * count:
+            self.margin = max(self.margin / 2, 1e-4)
+
+
+def top_hinted(bits: Bits, dtype: np.dtype[Any], count: int, hint: Hint) -> Positions:
+    """`top` in one pass where the hint is good. What is selected does not depend on it: it only says where to look first.
+
+    All elements from a guess on are candidates, and they are used if they are enough; otherwise it takes the two passes of `top`.
+    """
+    (mask, infinity), room = _masks(dtype), _ROOM * count
+    candidates, found = _NONE, 0
+    if hint.pattern:
+        candidates, found = _compact_at_most(bits, mask, bits.dtype.type(hint.guess(dtype)), room)
+    positions = _top_among(bits, mask, infinity, candidates, count) if count <= found <= room else top(bits, dtype, count)
+    hint.learn(int(_least(bits, mask, positions)), found, count)
+    return positions
+
+
+@kernel
+def _top_among(bits: Bits, mask: int, infinity: int, candidates: Positions, count: int) -> Positions:
+    """The `count` largest of the candidates, ties by position, and every one that is not finite."""
+    keys = bits[candidates] & mask
+    not_finite = 0
+    for key in keys:
+        not_finite += key >= infinity
+    wanted = min(max(count, not_finite), keys.size)
+    least = np.partition(keys, keys.size - wanted)[keys.size - wanted]
+    ties = wanted
+    for key in keys:
+        ties -= key > least
+    out = np.empty(wanted, np.int64)
+    n = 0
+    for i in range(keys.size):
+        tied = keys[i] == least and ties > 0
+        ties -= tied
+        if keys[i] > least or tied:
+            out[n] = candidates[i]
+            n += 1
+    return out
+
+
+_NONE = np.empty(0, np.int64)
+
+
+@kernel
+def _least(bits: Bits, mask: int, positions: Positions) -> int:
+    least = mask
+    for position in positions:
+        least = min(least, bits[position] & mask)
+    return least

@@ -1,4 +1,4 @@
-"""Buckets of values by quantiles, and the MinMaxSketch that holds a number a key in fewer cells than there are keys."""
+"""Bins of values by quantiles, and the MinMaxSketch that holds a number per key in fewer cells than there are keys."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def _sums(values: NDArray[Any], ids: Ids, sums: Doubles, counts: Counts) -> None
         counts[ids[i]] += 1
 
 
-def means(values: NDArray[Any], ids: Ids, buckets: int) -> Doubles:
-    """The mean of each bucket, 0 for an empty one; summed in order, so that it is the same on every machine."""
-    sums, counts = np.zeros(buckets), np.zeros(buckets, np.int64)
+def means(values: NDArray[Any], ids: Ids, bins: int) -> Doubles:
+    """The mean of each bin, 0 for an empty one; summed in order, so that it is the same on every machine."""
+    sums, counts = np.zeros(bins), np.zeros(bins, np.int64)
     _sums(values, ids, sums, counts)
     return sums / np.maximum(counts, 1)
 
@@ -91,7 +91,7 @@ def minmax_cells(groups: Ids, group_count: int, rows: int, share: float) -> int:
 
 
 def minmax_insert(groups: Ids, numbers: Ids, group_count: int, rows: int, share: float, largest: int) -> Ids:
-    """A sketch a group: `rows` rows of share * (keys in it) cells. A key is its place in `groups`.
+    """One sketch per group: `rows` rows of share * (keys in it) cells. A key is its index in `groups`.
 
     Each row keeps, in the cell that the key hashes to, the least of the numbers that meet there.
     """

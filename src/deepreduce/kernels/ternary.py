@@ -1,4 +1,4 @@
-"""Ternary digits: five a byte, and runs of zero bytes (3LC)."""
+"""Ternary digits: five per byte, and runs of zero bytes (3LC)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .jit import kernel
 
 Digits = NDArray[np.int8]
 
-DIGITS_A_BYTE = 5
+DIGITS_PER_BYTE = 5
 ZERO = 121
 """Five zeros: 1 + 3 + 9 + 27 + 81, as a digit d is written as d + 1."""
 FIRST_RUN, LONGEST_RUN = 243, 14
@@ -40,7 +40,7 @@ def digits(values: NDArray[Any], scale: float) -> Digits:
 def _fold(digits: Digits, out: Bytes) -> None:
     for b in range(out.size):
         byte = 0
-        for i in range(DIGITS_A_BYTE * b, DIGITS_A_BYTE * (b + 1)):
+        for i in range(DIGITS_PER_BYTE * b, DIGITS_PER_BYTE * (b + 1)):
             digit = int(digits[i]) if i < digits.size else 0
             byte = 3 * byte + digit + 1
         out[b] = np.uint8(byte)
@@ -50,7 +50,7 @@ def _fold(digits: Digits, out: Bytes) -> None:
 def _unfold(folded: Bytes, out: Digits) -> None:
     for b in range(folded.size):
         byte = int(folded[b])
-        for i in range(DIGITS_A_BYTE * (b + 1) - 1, DIGITS_A_BYTE * b - 1, -1):
+        for i in range(DIGITS_PER_BYTE * (b + 1) - 1, DIGITS_PER_BYTE * b - 1, -1):
             if i < out.size:
                 out[i] = np.int8(byte % 3 - 1)
             byte //= 3
@@ -94,7 +94,7 @@ def pack(digits: Digits) -> bytes:
     >>> pack(np.int8([1, 0, 0, 0, -1] + [0] * 70)).hex()
     'c9ff'
     """
-    folded = np.empty(-(-digits.size // DIGITS_A_BYTE), np.uint8)
+    folded = np.empty(-(-digits.size // DIGITS_PER_BYTE), np.uint8)
     _fold(digits, folded)
     squeezed = np.empty_like(folded)
     return squeezed[: _squeeze(folded, squeezed)].tobytes()
@@ -106,13 +106,13 @@ def unpack(packed: bytes | memoryview, count: int) -> Digits | None:
     >>> unpack(bytes.fromhex("c9ff"), 75)[:6]
     array([ 1,  0,  0,  0, -1,  0], dtype=int8)
     """
-    size_bytes = -(-count // DIGITS_A_BYTE)
+    size_bytes = -(-count // DIGITS_PER_BYTE)
     if size_bytes > LONGEST_RUN * len(packed):
         return None
     folded = np.empty(size_bytes, np.uint8)
     if _stretch(np.frombuffer(packed, np.uint8), folded) != size_bytes:
         return None
-    padding = 3 ** (size_bytes * DIGITS_A_BYTE - count)
+    padding = 3 ** (size_bytes * DIGITS_PER_BYTE - count)
     if size_bytes and folded[-1] % padding != ZERO % padding:
         return None
     digits = np.empty(count, np.int8)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from ..codec import Sparsifier
 from ..errors import ConfigError
 from ..source import Source
-from ..tensor import Positions
+from ..tensor import Support
 
 
 @dataclass(frozen=True)
@@ -28,5 +28,5 @@ class ChunkTopR(Sparsifier):
         if not 1 <= self.count <= self.chunk < 2**31:
             raise ConfigError(f"chunktopr takes 1 <= count <= chunk < 2**31, got count {self.count} and chunk {self.chunk}")
 
-    def select(self, source: Source, seed: int) -> Positions:
+    def select(self, source: Source, seed: int) -> Support:
         return source.chunk_top(self.chunk, self.count)

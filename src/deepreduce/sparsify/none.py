@@ -5,12 +5,12 @@ from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source
-from ..tensor import Positions
+from ..tensor import Support
 
 
 @dataclass(frozen=True)
 class Keep(Sparsifier):
-    """`none`: keep everything that is given: all of a dense gradient, every stored entry of a sparse one.
+    """`none`: everything that is given: all of a dense gradient, every stored entry of a sparse one.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode_sparse(dr.parse("none/all/raw").encode(np.float32([0, 7]))).indices
@@ -20,5 +20,5 @@ class Keep(Sparsifier):
     lossless: ClassVar[bool] = True
     selects_nonfinite: ClassVar[bool] = True
 
-    def select(self, source: Source, seed: int) -> Positions:
+    def select(self, source: Source, seed: int) -> Support:
         return source.all()

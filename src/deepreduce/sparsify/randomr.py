@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .. import kernels
 from ..codec import Sparsifier
 from ..source import Source
-from ..tensor import Positions
+from ..tensor import Support
 from .amount import check_amount, count_of, same_amount
 
 
@@ -30,5 +30,6 @@ class RandomR(Sparsifier):
     def __eq__(self, other: object) -> bool:
         return same_amount(self, other)
 
-    def select(self, source: Source, seed: int) -> Positions:
-        return kernels.draw.sample(source.numel, count_of(self.amount, source.numel), seed)
+    def select(self, source: Source, seed: int) -> Support:
+        count = count_of(self.amount, source.numel)
+        return Support.trusted(kernels.draw.sample(source.numel, count, seed), source.numel)

@@ -6,7 +6,7 @@ from typing import ClassVar
 from ..codec import Sparsifier
 from ..errors import ConfigError
 from ..source import Source
-from ..tensor import Positions
+from ..tensor import Support
 
 
 @dataclass(frozen=True)
@@ -27,5 +27,5 @@ class Threshold(Sparsifier):
         if not 0 <= self.level < float("inf"):
             raise ConfigError(f"threshold takes a finite level of at least 0, got {self.level}")
 
-    def select(self, source: Source, seed: int) -> Positions:
+    def select(self, source: Source, seed: int) -> Support:
         return source.above(self.level)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..codec import Sparsifier
-from ..source import Source
-from ..tensor import Positions
+from ..source import Source, top_batch
+from ..tensor import Support
 from .amount import check_amount, count_of, same_amount
 
 
@@ -13,7 +14,7 @@ from .amount import check_amount, count_of, same_amount
 class TopR(Sparsifier):
     """`topr`: the largest magnitudes, exactly; ties go to the lower position. A float is a ratio, an int a count.
 
-    NaN and Inf are always kept, even where they are more than asked for. Paper, section 2.
+    NaN and Inf are always selected, even where they are more than asked for. Paper, section 2.
 
     >>> import deepreduce as dr, numpy as np
     >>> dr.decode(dr.parse("topr:2/raw/raw").encode(np.float32([1, -4, 2, -3])))
@@ -31,5 +32,8 @@ class TopR(Sparsifier):
     def __eq__(self, other: object) -> bool:
         return same_amount(self, other)
 
-    def select(self, source: Source, seed: int) -> Positions:
+    def select(self, source: Source, seed: int) -> Support:
         return source.top(count_of(self.amount, source.numel))
+
+    def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
+        return top_batch(sources, [count_of(self.amount, source.numel) for source in sources])

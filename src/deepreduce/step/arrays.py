@@ -1,19 +1,20 @@
 """The seam between a training step and the place where its dense tensors live.
 
 Only these operations touch all elements of a tensor. `Host` has them for numpy arrays; an adapter adds its own for tensors of a device by
-registering their type with `arrays_of`, so that nothing of a gradient's size leaves the device.
+`register_arrays`, so that nothing of a gradient's size leaves the device.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import singledispatch
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from .. import kernels
 from ..errors import InputError
 from ..source import DenseSource, Source, Space
 from ..tensor import Positions, Shape, SparseTensor, Values, float_dtype
@@ -33,6 +34,7 @@ def wide_dtype(dtype: Any) -> np.dtype[Any]:
     return np.dtype(np.float32) if np.dtype(dtype).itemsize == 2 else np.dtype(dtype)
 
 
+@lru_cache
 def largest_of(dtype: np.dtype[Any]) -> float:
     """Return the largest finite number of a dtype."""
     return float(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
@@ -58,8 +60,11 @@ class Arrays(ABC):
         """Return the tensor in the dtype to add up in: itself, if it has it."""
 
     @abstractmethod
-    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]]) -> Array:
-        """Return the tensor plus each term times its factor: a new one, in the dtype to add up in, finite where all of them are."""
+    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]], out: Array | None = None) -> Array:
+        """Return the tensor plus each term times its factor: a new one, in the dtype to add up in, finite where all of them are.
+
+        `out` is a tensor of that kind that nobody needs any more: the sum may be written to it.
+        """
 
     @abstractmethod
     def narrow(self, array: Array, dtype: np.dtype[Any]) -> Array:
@@ -96,6 +101,10 @@ class Arrays(ABC):
     @abstractmethod
     def is_zero(self, array: Array) -> bool:
         """Return whether all elements are zero."""
+
+    @abstractmethod
+    def norm(self, array: Array) -> float:
+        """Return the Euclidean norm."""
 
     @abstractmethod
     def first_nonfinite(self, array: Array) -> SparseTensor | None:
@@ -148,7 +157,13 @@ class Host(Arrays):
     def wide(self, array: Array) -> Array:
         return array.astype(wide_dtype(self.dtype(array)), copy=False)
 
-    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]]) -> Array:
+    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]], out: Array | None = None) -> Array:
+        if len(terms) == 1 and _is_plain(array) and _is_plain(terms[0][0]):
+            total = np.empty_like(array) if out is None else out
+            scalar, (term, factor) = array.dtype.type, terms[0]
+            flats = array.reshape(-1), term.reshape(-1), scalar(factor), scalar(largest_of(array.dtype)), total.reshape(-1)
+            if kernels.scatter.plus_scaled(*flats) == 0:
+                return total
         total = np.array(array, wide_dtype(self.dtype(array)), order="C")
         with np.errstate(over="ignore", invalid="ignore"):
             for term, factor in terms:
@@ -171,17 +186,22 @@ class Host(Arrays):
         return np.zeros(like.shape, wide_dtype(self.dtype(like)))
 
     def add_(self, array: Array, part: SparseTensor, divisor: int = 1) -> None:
-        values = part.values.astype(array.dtype, copy=False)
-        self._add(array.reshape(-1), part, values if divisor == 1 else values / array.dtype.type(divisor))
+        flat, values, scalar = array.reshape(-1), part.values.astype(array.dtype, copy=False), array.dtype.type
+        if part.support.is_all:
+            flat += values if divisor == 1 else values / scalar(divisor)
+        elif array.dtype not in _PLAIN:
+            flat[part.indices] += values / scalar(divisor)
+        else:
+            kernels.scatter.add(flat, part.support.positions, values, scalar(divisor))
 
     def subtract_(self, array: Array, part: SparseTensor) -> None:
-        self._add(array.reshape(-1), part, -part.values.astype(array.dtype, copy=False))
-
-    def _add(self, flat: Array, part: SparseTensor, values: Values) -> None:
-        if part.nnz == flat.size:
-            flat += values
+        flat, values = array.reshape(-1), part.values.astype(array.dtype, copy=False)
+        if part.support.is_all:
+            flat -= values
+        elif array.dtype not in _PLAIN:
+            flat[part.indices] -= values
         else:
-            flat[part.indices] += values
+            kernels.scatter.subtract(flat, part.support.positions, values)
 
     def clear_(self, array: Array, positions: Positions) -> None:
         array.reshape(-1)[positions] = 0
@@ -196,14 +216,19 @@ class Host(Arrays):
         if array.dtype != wide_dtype(array.dtype) or not array.flags.c_contiguous:
             super().fill_(array, parts, divisor)
             return
-        array[...] = 0
+        array.fill(0)
         for part in parts:
             self.add_(array, part, divisor)
 
     def is_zero(self, array: Array) -> bool:
         flat = array.reshape(-1) if array.flags.c_contiguous else array
+        if flat.ndim == 1 and flat.size and flat[0]:
+            return False
         start = flat[:_START]  # hardly ever zero in a tensor that is not, and much less to read
-        return not np.any(start) and not np.any(flat)
+        return not np.logical_or.reduce(start, axis=None) and not np.any(flat)
+
+    def norm(self, array: Array) -> float:
+        return float(np.linalg.norm(array.astype(np.float64, copy=False)))
 
     def first_nonfinite(self, array: Array) -> SparseTensor | None:
         flat = array.reshape(-1)
@@ -223,15 +248,30 @@ class Host(Arrays):
         return np.asarray(held)
 
 
+def _is_plain(array: Values) -> bool:
+    """Whether a kernel can add to this array as it is."""
+    return array.dtype in _PLAIN and array.flags.c_contiguous and array.flags.writeable
+
+
+_PLAIN = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
 HOST = Host()
 
 
-@singledispatch
+_KINDS: dict[type, Arrays] = {np.ndarray: HOST, np.generic: HOST}
+
+
 def arrays_of(array: object) -> Arrays:
-    """Return the operations for a tensor, by its type; adapters register theirs."""
-    raise InputError(f"a gradient is a numpy array or a tensor of a framework whose adapter is imported, got {type(array).__name__}")
+    """Return the operations for a tensor, by its type."""
+    return _KINDS.get(type(array)) or _inherited(type(array))
 
 
-@arrays_of.register(np.ndarray | np.generic)
-def _(array: Values) -> Arrays:
-    return HOST
+def register_arrays(kind: type, arrays: Arrays) -> None:
+    """Let `arrays_of` return these operations for tensors of a type and of its subclasses; adapters register theirs."""
+    _KINDS[kind] = arrays
+
+
+def _inherited(kind: type) -> Arrays:
+    for base in kind.__mro__:
+        if base in _KINDS:
+            return _KINDS.setdefault(kind, _KINDS[base])
+    raise InputError(f"a gradient is a numpy array or a tensor of a framework whose adapter is imported, got {kind.__name__}")

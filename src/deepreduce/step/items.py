@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import message
-from ..errors import CorruptError, DeepReduceError, FormatError
+from ..errors import CorruptError, FormatError
 from ..indices.all import All
 from ..indices.seeded import Seeded
 from ..message import Record
-from ..pipeline import DeepReduce, decode_batch, encode_batch, parse
-from ..source import Selected, Source, Space, SparseSource
-from ..sparsify.none import Keep
-from ..tensor import Positions, Shape, SparseTensor
+from ..pipeline import DeepReduce, decode_batch, encode_batch, parse, raise_named
+from ..source import DenseSource, Source, Space, SparseSource
+from ..tensor import Shape, SparseTensor, Support, as_support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
+
+if TYPE_CHECKING:
+    from ..kernels.selection import Hint
 
 LITERAL = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
@@ -33,15 +35,17 @@ class Item:
     name: str
     content: Array | SparseTensor
     codec: DeepReduce
-    selected: Positions | None = None
+    selected: Support | None = None
     idle: bool = False
+    given: Source | None = None
+    """The content as the pipeline reads it, if it was made before."""
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """The shape of the tensor."""
         return tuple(self.content.shape)
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """The number of elements of the dense tensor."""
         return prod(self.shape)
@@ -56,42 +60,35 @@ class Item:
         """The operations for the content, which is dense."""
         return arrays_of(self.content)
 
-    @property
+    @cached_property
     def source(self) -> Source:
         """The tensor as the pipeline reads it."""
-        return self.source_of(self.content)
-
-    @staticmethod
-    def source_of(content: Array | SparseTensor) -> Source:
-        """Return a tensor as the pipeline reads it."""
-        return SparseSource(content) if isinstance(content, SparseTensor) else arrays_of(content).source(content)
+        return self.given or source_of(self.content)
 
     @property
     def space_of(self) -> Callable[[Shape], Space]:
         """How positions are enumerated where the tensor lives."""
-        return Space if isinstance(self.content, SparseTensor) else self.arrays.space_of(self.content)
+        return Space if isinstance(self.content, SparseTensor | np.ndarray) else arrays_of(self.content).space_of(self.content)
 
     def seed(self, seed: StepSeed) -> int:
         """Return the seed of this tensor; where positions follow from it, all ranks share it, so that their sum has no more."""
         return seed.of(self.name, shared=isinstance(self.codec.index, Seeded))
 
-    def select(self, seed: StepSeed) -> Positions:
+    def select(self, seed: StepSeed) -> Support:
         """Return the positions that the sparsifier selects."""
-        return self.codec.sparsifier.select(self.source, self.seed(seed))
+        return as_support(self.codec.sparsifier.select(self.source, self.seed(seed)), self.numel)
 
-    def to_send(self) -> tuple[DeepReduce, Source]:
-        """Return the codec and the source for the pipeline.
+    def to_send(self) -> tuple[DeepReduce, Source, Support | None]:
+        """Return the codec, the source and what was selected of it, for the pipeline.
 
         Of an idle tensor nothing is sent. A NaN or an infinity reaches every rank, whatever the sparsifier: where it might select none of
         them, only the first one is sent, as the step is lost anyhow.
         """
         if self.idle:
-            return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape))
+            return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape)), None
         if not self._sends_nonfinite and (nonfinite := self._first_nonfinite()) is not None:
-            return LITERAL, SparseSource(nonfinite)
-        if self.selected is None:
-            return self.codec, self.source
-        return replace(self.codec, sparsifier=Keep()), Selected(self.source, self.selected)
+            return LITERAL, SparseSource(nonfinite), None
+        return self.codec, self.source, self.selected
 
     @property
     def _sends_nonfinite(self) -> bool:
@@ -118,45 +115,55 @@ class Encoded:
         return _decoded(self.records, self.items, rank)
 
 
+def source_of(content: Array | SparseTensor, hint: Hint | None = None) -> Source:
+    """Return a tensor as the pipeline reads it."""
+    if type(content) is np.ndarray:
+        return DenseSource(content, hint)
+    return SparseSource(content) if isinstance(content, SparseTensor) else arrays_of(content).source(content)
+
+
 def encode(items: Sequence[Item], seed: StepSeed) -> Encoded:
     """Return one message. Its tensors are named by their index: parameter names would cost more than some of the tensors."""
-    codecs, sources = [], []
-    for item in items:
-        with naming(item.name):
-            codec, source = item.to_send()
+    codecs, sources, selected, seeds, names = [], [], [], [], [""]
+    try:
+        for item in items:
+            names.append(item.name)
+            codec, source, support = item.to_send()
             codecs.append(codec)
             sources.append(source)
-    records = encode_batch(codecs, sources, [item.seed(seed) for item in items], [item.name for item in items])
+            selected.append(support)
+            seeds.append(item.seed(seed))
+    except Exception as error:
+        raise_named(error, names[-1])
+    records = encode_batch(codecs, sources, seeds, names[1:], selected)
     return Encoded(items, records, message.write(records, _names(len(records))))
 
 
 def decode(blob: memoryview, items: Sequence[Item], sender: int) -> list[SparseTensor]:
     """Return the tensors of a message, which must be for these items. An error names the rank and the tensor."""
+    return _decoded(read(blob, items, sender), items, sender)
+
+
+def decode_all(blobs: Sequence[memoryview], own: Encoded, rank: int) -> list[list[SparseTensor]]:
+    """Return the tensors of the messages of all ranks, decoded together. The rank's own message is at hand: it is not read again."""
+    records: list[Record] = []
+    spaces: list[Callable[[Shape], Space]] = []
+    names: list[str] = []
+    for sender, blob in enumerate(blobs):
+        records += own.records if sender == rank else read(blob, own.items, sender)
+        for item in own.items:
+            spaces.append(item.space_of)
+            names.append(f"{item.name} of rank {sender}")
+    tensors, count = decode_batch(records, spaces, names), len(own.items)
+    return [tensors[start : start + count] for start in range(0, len(tensors), count)]
+
+
+def read(blob: memoryview, items: Sequence[Item], sender: int) -> Sequence[Record]:
+    """Return the records of a message, which must be for these items."""
     try:
-        records = _read(blob, items)
+        return _read(blob, items)
     except FormatError as error:
         raise type(error)(f"message of rank {sender} for {summary([item.name for item in items])}: {error}") from error
-    return _decoded(records, items, sender)
-
-
-@contextmanager
-def naming(name: str) -> Iterator[None]:
-    """Let an error of deepreduce name the tensor, and keep its type; any other error gets a note.
-
-    >>> from deepreduce import InputError
-    >>> with naming("layer.weight"):
-    ...     raise InputError("QSGD takes float values, got int32")
-    Traceback (most recent call last):
-        ...
-    deepreduce.errors.InputError: layer.weight: QSGD takes float values, got int32
-    """
-    try:
-        yield
-    except DeepReduceError as error:
-        raise type(error)(f"{name}: {error}") from error
-    except Exception as error:
-        error.add_note(f"while sending {name}")
-        raise
 
 
 def summary(names: Sequence[str]) -> str:
@@ -169,8 +176,7 @@ def summary(names: Sequence[str]) -> str:
 
 
 def _read(blob: memoryview, items: Sequence[Item]) -> Sequence[Record]:
-    limit = sum(prod(max(n, 1) for n in item.shape) for item in items)
-    received = message.read(blob, max_numel=limit)
+    received = message.read(blob, max_numel=sum([item.numel for item in items]), max_tensors=len(items))
     if received.names != _names(len(items)):
         raise CorruptError(f"it is not for the {len(items)} tensor(s) {summary([item.name for item in items])}")
     for item, record in zip(items, received.records, strict=True):
@@ -184,5 +190,6 @@ def _decoded(records: Sequence[Record], items: Sequence[Item], sender: int) -> l
     return decode_batch(records, [item.space_of for item in items], names)
 
 
+@lru_cache(maxsize=64)
 def _names(count: int) -> tuple[str, ...]:
     return tuple(map(str, range(count)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, is_dataclass
+from typing import Protocol, runtime_checkable
 
 from ..errors import ConfigError
 from ..parameters import natural, shown
@@ -20,18 +20,52 @@ class Policy(Protocol):
         ...
 
 
-def policy_of(spec: str | DeepReduce | Policy, small_numel: int) -> Policy:
+@runtime_checkable
+class CodecByStep(Protocol):
+    """Anything that names the codec of a step, such as a `Schedule`."""
+
+    def codec_at(self, step: int) -> DeepReduce:
+        """Return the codec of this step."""
+        ...
+
+
+@runtime_checkable
+class StepPolicy(Protocol):
+    """Anything that names the policy of a step."""
+
+    def at(self, step: int) -> Policy:
+        """Return the policy of this step."""
+        ...
+
+
+Spec = str | DeepReduce | Policy | CodecByStep
+"""What a user may give as a spec."""
+
+
+def policy_of(spec: Spec, small_numel: int) -> Policy | StepPolicy:
     """What a user gave as a spec: a policy is taken as it is, a codec is for tensors of `small_numel` elements or more.
 
     >>> policy_of("topr:0.01/rice/qsgd", 1024).small == parse("dense")
     True
     """
     small_numel = natural(small_numel, "small_tensor_numel")
+    if isinstance(spec, CodecByStep) and not isinstance(spec, type):
+        return ByStep(small_numel, spec)
     if isinstance(spec, str | DeepReduce):
         return BySize(small_numel, small=parse("dense"), large=_parsed(spec))
     if isinstance(spec, type) or not callable(getattr(spec, "codec_for", None)):
-        raise ConfigError(f"a spec is a string, a DeepReduce or an object with codec_for(name, source), got {shown(spec)}")
+        raise ConfigError(f"a spec is a string, a DeepReduce, a Schedule or an object with codec_for(name, source), got {shown(spec)}")
     return spec
+
+
+def policy_at(policy: Policy | StepPolicy, step: int) -> Policy:
+    """Return the policy of a step."""
+    return policy.at(step) if isinstance(policy, StepPolicy) else policy
+
+
+def title(policy: Spec | StepPolicy) -> str:
+    """Return how a policy is called, the same on all ranks: the text of an object without one of its own would hold an address."""
+    return str(policy) if isinstance(policy, str | DeepReduce) or is_dataclass(policy) else type(policy).__name__
 
 
 def _parsed(spec: str | DeepReduce) -> DeepReduce:
@@ -65,3 +99,18 @@ class BySize:
     def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
         """One message in which each tensor goes by its own codec."""
         return encode_many(self.codec_for, gradients, seed)
+
+
+@dataclass(frozen=True)
+class ByStep:
+    """Tensors below `numel` elements travel as they are, all others by the codec that a schedule has for the step."""
+
+    numel: int
+    schedule: CodecByStep
+
+    def __str__(self) -> str:
+        return f"ByStep({self.numel}, {self.schedule})"
+
+    def at(self, step: int) -> BySize:
+        """Return the policy of this step."""
+        return BySize(self.numel, small=parse("dense"), large=self.schedule.codec_at(step))

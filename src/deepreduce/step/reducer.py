@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
-from typing import Literal
+from time import perf_counter
+from typing import Any, Literal
 
+from .. import kernels
+from ..pipeline import DeepReduce, raise_named
 from ..sparsify.nonzero import NonZero
-from ..tensor import SparseTensor
+from ..tensor import Shape, SparseTensor
 from . import sums
 from .arrays import HOST, arrays_of
 from .frame import Exchange, Failure
-from .items import Encoded, Item, naming, summary
-from .policy import Policy
+from .items import Encoded, Item, source_of, summary
+from .policy import Policy, StepPolicy, policy_at, title
 from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
 from .stats import StepStats
@@ -62,6 +64,15 @@ class Memory:
     owned: ResidualMemory | None
     numels: dict[str, int] = field(default_factory=dict)
     """The sizes of the tensors of which ranges are owned, by name."""
+    hints: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Where the largest elements of each tensor were in the step before: what is selected does not depend on it."""
+
+    def hint(self, name: str) -> Any:
+        """Return the hint for a tensor, which selecting from it updates."""
+        found = self.hints.get(name)
+        if found is None:
+            found = self.hints[name] = kernels.selection.Hint()
+        return found
 
     @property
     def is_empty(self) -> bool:
@@ -93,109 +104,134 @@ class Reducer:
     [0. 4.]
     """
 
-    policy: Policy
+    policy: Policy | StepPolicy
     topology: Topology
     seed: int = 0
     per: Literal["parameter", "bucket"] = "parameter"
     small_numel: int = 1024
     average: bool = True
     """Whether gradients are averaged over the ranks, or summed."""
+    _exchanges: dict[Any, tuple[list[Shape], Exchange]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def reduce(self, bucket: Bucket, memory: Memory, transport: Transport) -> tuple[list[Gradient], StepStats]:
         """Return the means of a bucket as new tensors, and what they cost."""
-        watch, prepared = Stopwatch(), Future[Prepared]()
-        try:
-            prepared.set_result(self.prepare(bucket, memory, transport.rank, transport.size, watch))
-        except Exception as error:
-            prepared.set_exception(error)
+        watch = Stopwatch()
+        prepared = self.attempt(bucket, memory, transport, watch)
         delivery, stats = self.deliver(bucket, prepared, memory, transport, watch)
         means = [
             sums.combined([sums.divided(part, delivery.divisor) for part in parts])
             if isinstance(gradient, SparseTensor)
             else _narrow(arrays_of(gradient).total(parts, gradient, delivery.divisor), gradient)
-            for gradient, parts in zip(bucket.gradients, self.parts(bucket, prepared.result(), delivery), strict=True)
+            for gradient, parts in zip(bucket.gradients, self.parts(bucket, prepared, delivery), strict=True)
         ]
         return means, stats
 
     # Before the exchange
 
+    def attempt(self, bucket: Bucket, memory: Memory, transport: Transport, watch: Stopwatch) -> Prepared | Exception:
+        """Return the bucket encoded, or why it cannot be: `deliver` tells the other ranks."""
+        try:
+            return self.prepare(bucket, memory, transport.rank, transport.size, watch)
+        except Exception as error:
+            return error
+
     def prepare(self, bucket: Bucket, memory: Memory, rank: int, size: int, watch: Stopwatch) -> Prepared:
         """Compensate and encode a bucket. Nothing is remembered yet."""
-        with watch("encode"):
-            compensated, contents, idle = [], [], []
+        start = perf_counter()
+        compensated: list[Gradient] = []
+        contents: list[Gradient] = []
+        idle: list[bool] = []
+        name = ""
+        try:
             for name, gradient in zip(bucket.names, bucket.gradients, strict=True):
-                with naming(name):
-                    idle.append(_is_idle(gradient))
-                    compensated.append(gradient if idle[-1] or memory.own is None else memory.own.compensate(name, gradient))
-                    contents.append(_narrow(compensated[-1], gradient))
-            groups = self._groups(contents)
-            tensors = [self._item(bucket, group, contents, all(idle[index] for index in group)) for group in groups]
-            seed = StepSeed(self.seed, bucket.step, rank)
-            return Prepared(tensors, self.topology.encode(tensors, seed, size), compensated, groups)
+                idle.append(_is_idle(gradient))
+                compensated.append(gradient if idle[-1] or memory.own is None else memory.own.compensate(name, gradient))
+                contents.append(_narrow(compensated[-1], gradient))
+            groups, tensors = self._groups(contents), []
+            for group in groups:
+                name = bucket.names[group[0]] if len(group) == 1 else _joint_name([bucket.names[index] for index in group])
+                tensors.append(self._item(name, bucket, group, contents, all(map(idle.__getitem__, group)), memory))
+        except Exception as error:
+            raise_named(error, name)
+        seed = StepSeed(self.seed, bucket.step, rank)
+        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), compensated, groups)
+        watch.add("encode", start)
+        return prepared
 
-    def _groups(self, contents: Sequence[Gradient]) -> list[list[int]]:
+    def _groups(self, contents: Sequence[Gradient]) -> Sequence[Sequence[int]]:
         """Which gradients make one tensor: each alone, or all large dense ones of a dtype together."""
+        if self.per == "parameter":
+            return list(zip(range(len(contents))))
         groups: dict[object, list[int]] = {}
         for index, content in enumerate(contents):
-            together = self.per == "bucket" and not isinstance(content, SparseTensor) and _numel(content) >= self.small_numel
+            together = not isinstance(content, SparseTensor) and _numel(content) >= self.small_numel
             groups.setdefault(str(content.dtype) if together else index, []).append(index)
         return list(groups.values())
 
-    def _item(self, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool) -> Item:
-        name, content, gradient = bucket.names[group[0]], contents[group[0]], bucket.gradients[group[0]]
+    def _item(self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool, memory: Memory) -> Item:
+        content, gradient = contents[group[0]], bucket.gradients[group[0]]
         if len(group) > 1:
-            names = [bucket.names[index] for index in group]
-            name = f"{summary(names)} [{zlib.crc32(chr(0).join(names).encode()):08x}]"
             arrays = arrays_of(content)
             content = arrays.concatenate([contents[index] for index in group])
             gradient = arrays.concatenate([bucket.gradients[index] for index in group])
-        with naming(name):
-            codec = self.policy.codec_for(name, Item.source_of(content))
-            item = Item(name, content, codec, idle=idle)
-            return item if idle else replace(item, content=_touched(item, gradient))
+        source = source_of(content, memory.hint(name))
+        codec = policy_at(self.policy, bucket.step).codec_for(name, source)
+        if not idle and codec.sparsifier.lossless:
+            touched = _touched(content, codec, gradient)
+            if touched is not content:
+                content, source = touched, source_of(touched)
+        return Item(name, content, codec, None, idle, source)
 
     # The exchange and after it
 
     def deliver(
-        self, bucket: Bucket, prepared: Future[Prepared], memory: Memory, transport: Transport, watch: Stopwatch
+        self, bucket: Bucket, prepared: Prepared | Exception, memory: Memory, transport: Transport, watch: Stopwatch
     ) -> tuple[Delivery, StepStats]:
         """Exchange a bucket and update the memory. A bucket that could not be prepared is reported to all ranks, and its error raised."""
         sent_before = transport.sent_bytes
         seed, divisor = StepSeed(self.seed, bucket.step, transport.rank), transport.size if self.average else 1
         trip = Trip(transport, self._exchange(bucket), seed, memory.owned, watch, divisor)
-        error = prepared.exception()
-        if isinstance(error, Exception):
+        if isinstance(prepared, Exception):
             try:
-                self.topology.fail(Failure(error), trip)
+                self.topology.fail(Failure(prepared), trip)
             finally:
-                raise error
-        ready = prepared.result()
-        delivery = self.topology.exchange(ready.tensors, ready.messages, trip)
-        with watch("decode"):
-            if delivery.is_finite:
-                delivery.settle()
-                memory.numels.update((tensor.name, tensor.numel) for tensor in ready.tensors if self.topology.has_owners)
-                self._remember(bucket, ready, delivery, memory)
-        return delivery, self._cost(bucket, ready, transport.sent_bytes - sent_before, watch)
+                raise prepared
+        delivery = self.topology.exchange(prepared.tensors, prepared.messages, trip)
+        start = perf_counter()
+        if delivery.is_finite:
+            delivery.settle()
+            if self.topology.has_owners:
+                memory.numels.update((tensor.name, tensor.numel) for tensor in prepared.tensors)
+            self._remember(bucket, prepared, delivery, memory)
+        watch.add("decode", start)
+        return delivery, self._cost(bucket, prepared, transport.sent_bytes - sent_before, watch)
 
-    def parts(self, bucket: Bucket, prepared: Prepared, delivery: Delivery) -> list[Sequence[SparseTensor]]:
+    def parts(self, bucket: Bucket, prepared: Prepared | Exception, delivery: Delivery) -> list[Sequence[SparseTensor]]:
         """Return, for every gradient, the sparse tensors that add up to its mean."""
-        return _by_gradient(bucket, prepared, [list(parts) for parts in delivery.parts])
+        if isinstance(prepared, Exception):
+            raise prepared
+        return _by_gradient(bucket, prepared, delivery.parts)
 
     def _remember(self, bucket: Bucket, prepared: Prepared, delivery: Delivery, memory: Memory) -> None:
         if memory.own is None:
             return
-        sent = _by_gradient(bucket, prepared, [[part] for part in delivery.sent])
-        idle = {index for group, tensor in zip(prepared.groups, prepared.tensors, strict=True) if tensor.idle for index in group}
-        for index, name in enumerate(bucket.names):
-            if index not in idle:
-                memory.own.remember(name, prepared.compensated[index], sums.scaled(sent[index][0], 1.0))
+        sent = _by_gradient(bucket, prepared, list(zip(delivery.sent, strict=True)))
+        for group, tensor in zip(prepared.groups, prepared.tensors, strict=True):
+            for index in () if tensor.idle else group:
+                memory.own.remember(bucket.names[index], prepared.compensated[index], sent[index][0])
 
     def _exchange(self, bucket: Bucket) -> Exchange:
+        """Which exchange this is, the same on all ranks; the identity of a bucket is made once."""
         shapes = [tuple(gradient.shape) for gradient in bucket.gradients]
-        identity = repr((str(self.policy), self.topology, self.per, self.small_numel, shapes))
-        limit_bytes = sum(20 * _numel(gradient) + 4096 for gradient in bucket.gradients)
-        return Exchange(summary(bucket.names), zlib.crc32(identity.encode()), bucket.step, limit_bytes)
+        key = (*bucket.names, len(shapes))
+        known = self._exchanges.get(key)
+        if known is None or known[0] != shapes:
+            identity = repr((title(self.policy), self.topology, self.per, self.small_numel, shapes))
+            limit_bytes = sum(20 * prod(shape) + 4096 for shape in shapes)
+            exchange = Exchange(summary(bucket.names), zlib.crc32(identity.encode()), 0, limit_bytes)
+            known = self._exchanges[key] = shapes, exchange
+        what = known[1]
+        return Exchange(what.what, what.channel, bucket.step, what.limit_bytes)
 
     def _cost(self, bucket: Bucket, prepared: Prepared, sent_bytes: int, watch: Stopwatch) -> StepStats:
         spent = watch.seconds
@@ -209,27 +245,31 @@ class Reducer:
 
 def _is_idle(gradient: Gradient) -> bool:
     """Whether a parameter was not used in this step: frameworks drop its mean, so its residual must stay here."""
-    return not isinstance(gradient, SparseTensor) and _numel(gradient) > 0 and arrays_of(gradient).is_zero(gradient)
+    return not isinstance(gradient, SparseTensor) and arrays_of(gradient).is_zero(gradient) and _numel(gradient) > 0
 
 
 def _narrow(compensated: Gradient, gradient: Gradient) -> Gradient:
     """The compensated gradient in the dtype of the gradient."""
     if not isinstance(compensated, SparseTensor):
         arrays = arrays_of(compensated)
-        return arrays.narrow(compensated, arrays.dtype(gradient))
-    return SparseTensor(compensated.indices, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
+        return compensated if compensated.dtype == gradient.dtype else arrays.narrow(compensated, arrays.dtype(gradient))
+    return SparseTensor.trusted(compensated.support, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
 
 
-def _touched(item: Item, gradient: Gradient) -> Gradient:
+def _touched(content: Gradient, codec: DeepReduce, gradient: Gradient) -> Gradient:
     """What a sparsifier that selects everything is given: the residual counts only where the gradient is not zero itself.
 
     Otherwise every position that was ever touched would be sent in every step, for the rounding errors of earlier ones.
     """
-    if isinstance(item.content, SparseTensor) and item.codec.sparsifier.lossless and isinstance(gradient, SparseTensor):
-        return sums.at(item.content, gradient.indices)
-    if isinstance(item.codec.sparsifier, NonZero) and not isinstance(item.content, SparseTensor):
-        return item.arrays.nonzero_where(item.content, gradient)
-    return item.content
+    if isinstance(content, SparseTensor) and isinstance(gradient, SparseTensor):
+        return sums.at(content, gradient.indices)
+    if isinstance(codec.sparsifier, NonZero) and not isinstance(content, SparseTensor):
+        return arrays_of(content).nonzero_where(content, gradient)
+    return content
+
+
+def _joint_name(names: Sequence[str]) -> str:
+    return f"{summary(names)} [{zlib.crc32(chr(0).join(names).encode()):08x}]"
 
 
 def _numel(gradient: Gradient) -> int:
@@ -238,6 +278,8 @@ def _numel(gradient: Gradient) -> int:
 
 def _by_gradient(bucket: Bucket, prepared: Prepared, parts: Sequence[Sequence[SparseTensor]]) -> list[Sequence[SparseTensor]]:
     """Cut the parts of every tensor into those of the gradients that travelled in it."""
+    if len(prepared.groups) == len(bucket.names):
+        return list(parts)
     found: list[Sequence[SparseTensor]] = [[] for _ in bucket.names]
     for group, column in zip(prepared.groups, parts, strict=True):
         shapes = [tuple(bucket.gradients[index].shape) for index in group]

@@ -6,15 +6,16 @@ finite, and a step with a NaN or an infinity anywhere leaves no trace.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from ..errors import ConfigError, InputError
-from ..tensor import Shape, SparseTensor
+from ..tensor import Shape, SparseTensor, Values
 from . import sums
 from .arrays import HOST, Array, arrays_of, wide_dtype
 
@@ -26,7 +27,8 @@ _TABLES = ("residuals", "velocities")
 class ResidualMemory:
     """Keeps, for every parameter by name, the part of its gradients that was not sent yet.
 
-    `decay` scales the residual before it is added. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten
+    `decay` scales the residual before it is added. With `clip`, a gradient of a larger Euclidean norm is scaled down to that norm before
+    anything is added to it, parameter by parameter. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten
     where an element was sent (momentum correction and factor masking of Deep Gradient Compression, Lin et al. 2018); the optimizer then
     has none itself. Takes numpy arrays, tensors of a framework whose adapter is imported, and `SparseTensor`; of a sparse gradient, only
     the positions that were touched or not sent yet take part.
@@ -44,23 +46,50 @@ class ResidualMemory:
 
     decay: float = 1.0
     momentum: float = 0.0
+    clip: float | None = None
     residuals: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
     velocities: dict[str, Gradient] = field(default_factory=dict, init=False, repr=False)
     _scale: float = field(default=1.0, init=False, repr=False)
+    _spares: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Arrays of residuals that were replaced: the memory for the next sum, as fresh memory costs more than the sum itself."""
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:
             raise ConfigError(f"decay is above 0 and at most 1, got {self.decay}")
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum is at least 0 and below 1, got {self.momentum}")
+        if self.clip is not None and not 0 < self.clip < inf:
+            raise ConfigError(f"clip is a norm above 0, or None; got {self.clip}")
+
+    @classmethod
+    def of(cls, residuals: Mapping[str, Gradient]) -> ResidualMemory:
+        """Return a memory that begins with these residuals: for one step of a framework that keeps them itself."""
+        memory = cls()
+        memory.residuals.update(residuals)
+        return memory
 
     def compensate(self, name: str, gradient: Any) -> Any:
         """Return the gradient plus its residual, in the dtype to add up in: a new tensor. Nothing is remembered before `update`."""
-        gradient = _floats(name, gradient)
+        if not self.momentum and self.clip is None and type(gradient) is np.ndarray:  # the common case, without a look at each table
+            held = self.residuals.get(name)
+            if type(held) is np.ndarray and (held.shape, held.dtype) == (gradient.shape, gradient.dtype):
+                return HOST.wide_sum(gradient, [(held, self.decay)], self._spare(name, held))
+        gradient = self._clipped(_floats(name, gradient))
         terms = [(held, factor) for table, factor in self._rates() if (held := self._held(table, name, gradient)) is not None]
         if isinstance(gradient, SparseTensor):
             return sums.combined([sums.scaled(gradient, 1.0), *(sums.scaled(held, factor) for held, factor in terms)])
         return arrays_of(gradient).wide_sum(gradient, terms)
+
+    def _clipped(self, gradient: Gradient) -> Gradient:
+        """The gradient with a norm of at most `clip`; one with a NaN or an infinity stays as it is."""
+        if self.clip is None:
+            return gradient
+        sparse = isinstance(gradient, SparseTensor)
+        norm = HOST.norm(gradient.values) if sparse else arrays_of(gradient).norm(gradient)
+        if not self.clip < norm < inf:
+            return gradient
+        factor = self.clip / norm
+        return sums.scaled(gradient, factor) if sparse else arrays_of(gradient).wide_sum(gradient, [(gradient, factor - 1)])
 
     def update(self, name: str, compensated: Any, sent: SparseTensor) -> None:
         """Remember what `compensated` has and `sent` has not. A step with NaN or Inf in it is skipped whole: it leaves no trace."""
@@ -89,7 +118,15 @@ class ResidualMemory:
             arrays.clear_(velocity, sent.indices)
             self.velocities[name] = velocity
         arrays.subtract_(compensated, sent)
+        self._spares[name] = self.residuals.get(name)
         self.residuals[name] = compensated
+
+    def _spare(self, name: str, like: Values) -> Values | None:
+        """An array like this one that nobody else holds."""
+        spare = self._spares.pop(name, None)
+        if spare is None or sys.getrefcount(spare) > 2 or (spare.shape, spare.dtype) != (like.shape, like.dtype):
+            return None
+        return spare if spare.flags.owndata and spare.flags.c_contiguous else None
 
     def _remember_sparse(self, name: str, compensated: SparseTensor, sent: SparseTensor) -> None:
         if self.momentum:
@@ -97,6 +134,9 @@ class ResidualMemory:
             velocity = compensated if residual is None else sums.combined([compensated, sums.scaled(residual, -self.decay)])
             self.velocities[name] = sums.without(velocity, sent.indices)
         self.residuals[name] = sums.combined([compensated, sums.scaled(sent, -1.0)])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_spares": {}}
 
     def _rates(self) -> list[tuple[dict[str, Gradient], float]]:
         return [(self.residuals, self.decay), *([(self.velocities, self.momentum)] if self.momentum else [])]
@@ -127,6 +167,7 @@ class ResidualMemory:
 
     def forget(self, name: str) -> None:
         """Drop what is remembered of a parameter: it was sent, or rounding is all that is left of it."""
+        self._spares.pop(name, None)
         self.residuals.pop(name, None)
         self.velocities.pop(name, None)
 

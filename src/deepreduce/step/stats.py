@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
 from ..message import Record
+from ..parameters import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,14 +53,13 @@ class ParameterStats:
         """Bits spent on values, and on their order, for each kept element."""
         return 8 * self.value_bytes / self.nnz if self.nnz else 0.0
 
-    def add(self, record: Record) -> None:
-        """Count one part of a message."""
-        index_bytes, order_bytes, value_bytes = map(len, record.sections)
-        self.dense_bytes += prod(record.shape) * record.dtype.itemsize
-        self.nnz += record.nnz
-        self.index_bytes += index_bytes
-        self.value_bytes += order_bytes + value_bytes
-        self.message_bytes += index_bytes + order_bytes + value_bytes
+    def merge(self, other: ParameterStats) -> None:
+        """Add what another part of the same parameter cost."""
+        self.dense_bytes += other.dense_bytes
+        self.message_bytes += other.message_bytes
+        self.nnz += other.nnz
+        self.index_bytes += other.index_bytes
+        self.value_bytes += other.value_bytes
 
 
 @dataclass
@@ -104,8 +104,14 @@ class StepStats:
 
     def count(self, label: str, record: Record) -> None:
         """Count one tensor of a message; several may belong to one parameter."""
-        self.parameters.setdefault(label, ParameterStats()).add(record)
-        self.dense_bytes += prod(record.shape) * record.dtype.itemsize
+        dense_bytes, index_bytes = prod(record.shape) * record.dtype.itemsize, len(record.index_part)
+        value_bytes = len(record.order_part) + len(record.value_part)
+        part = ParameterStats(dense_bytes, index_bytes + value_bytes, record.nnz, index_bytes, value_bytes)
+        if label in self.parameters:
+            self.parameters[label].merge(part)
+        else:
+            self.parameters[label] = part
+        self.dense_bytes += dense_bytes
 
     def merge(self, bucket: StepStats) -> None:
         """Add what something else cost: one bucket of this step, or one step of many."""
@@ -143,8 +149,8 @@ class Stats:
     """
 
     def __init__(self, history: int) -> None:
-        if history < 1:
-            raise ConfigError(f"history is a number of steps, at least 1; got {history}")
+        if isinstance(history, bool) or not isinstance(history, int) or history < 1:
+            raise ConfigError(f"history is an int of at least 1, got {shown(history)}")
         self.steps: deque[StepStats] = deque(maxlen=history)
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
         self._open = StepStats(step=-1)

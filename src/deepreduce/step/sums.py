@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 
-from ..tensor import Positions, Shape, SparseTensor
+from ..tensor import Positions, Shape, SparseTensor, Support, Values
 from .arrays import HOST
+
+_LARGE = 1 << 14
 
 
 def scaled(tensor: SparseTensor, factor: float) -> SparseTensor:
@@ -18,13 +22,13 @@ def scaled(tensor: SparseTensor, factor: float) -> SparseTensor:
     array([1.5], dtype=float32)
     """
     values = HOST.wide(tensor.values)
-    return SparseTensor(tensor.indices, values if factor == 1 else values * values.dtype.type(factor), tensor.shape)
+    return SparseTensor.trusted(tensor.support, values if factor == 1 else values * values.dtype.type(factor), tensor.shape)
 
 
 def divided(tensor: SparseTensor, divisor: int) -> SparseTensor:
     """Return the tensor divided by a number, in the dtype to add up in."""
     values = HOST.wide(tensor.values)
-    return SparseTensor(tensor.indices, values if divisor == 1 else values / values.dtype.type(divisor), tensor.shape)
+    return SparseTensor.trusted(tensor.support, values if divisor == 1 else values / values.dtype.type(divisor), tensor.shape)
 
 
 def combined(parts: Sequence[SparseTensor]) -> SparseTensor:
@@ -64,19 +68,26 @@ def without(tensor: SparseTensor, positions: Positions) -> SparseTensor:
 
 def is_finite(parts: Sequence[SparseTensor]) -> bool:
     """Return whether there is no NaN and no infinity in any of these."""
-    return all(bool(np.isfinite(part.values).all()) for part in parts)
+    small: dict[np.dtype[Any], list[Values]] = {}
+    for part in parts:
+        if part.values.size < _LARGE:
+            small.setdefault(part.values.dtype, []).append(part.values)
+        elif not np.logical_and.reduce(np.isfinite(part.values)):
+            return False
+    return all(np.logical_and.reduce(np.isfinite(np.concatenate(arrays))) for arrays in small.values())
 
 
-def union(parts: Sequence[SparseTensor]) -> Positions:
-    """Return the positions that any of these has, increasing.
+def union(parts: Sequence[SparseTensor]) -> Support:
+    """Return the positions that any of these has.
 
     >>> union([SparseTensor([0, start, 99], np.ones(3, np.float32), (100,)) for start in (10, 20)])
-    array([ 0, 10, 20, 99])
+    Support([0, 10, 20, 99], numel=100)
     """
-    if len(parts) == 1:
-        return parts[0].indices
+    largest = max(parts, key=lambda part: part.nnz).support
+    if len(parts) == 1 or largest.is_all:
+        return largest
     positions = np.sort(np.concatenate([part.indices for part in parts]), kind="stable")  # sorted runs: they are only merged
-    return positions[np.flatnonzero(np.diff(positions, prepend=-1))]
+    return Support.trusted(positions[np.flatnonzero(np.diff(positions, prepend=-1))], largest.numel)
 
 
 # Ranges
@@ -102,10 +113,26 @@ def range_shape(shape: Shape, low: int, high: int) -> Shape:
     return ((high - low) // row, *shape[1:]) if whole else (high - low,)
 
 
+def cut(support: Support, ends: Sequence[int]) -> list[Support]:
+    """Return the positions of each range, counted from its beginning.
+
+    >>> cut(Support([1, 5, 8], numel=9), [0, 5, 9])
+    [Support([1], numel=5), Support([0, 3], numel=4)]
+    """
+    if support.is_all:
+        return [Support.all(high - low) for low, high in pairwise(ends)]
+    positions = support.positions
+    firsts = np.searchsorted(positions, ends)
+    ranges = zip(pairwise(ends), pairwise(firsts), strict=True)
+    return [Support.trusted(positions[first:last] - low, high - low) for (low, high), (first, last) in ranges]
+
+
 def between(tensor: SparseTensor, low: int, high: int, shape: Shape) -> SparseTensor:
     """Return the part of a sparse tensor from position `low` to `high`, in this shape."""
+    if tensor.support.is_all:
+        return SparseTensor.trusted(Support.all(high - low), tensor.values[low:high], shape)
     first, last = np.searchsorted(tensor.indices, [low, high])
-    return SparseTensor(tensor.indices[first:last] - low, tensor.values[first:last], shape)
+    return SparseTensor.trusted(Support.trusted(tensor.indices[first:last] - low, high - low), tensor.values[first:last], shape)
 
 
 def split(tensor: SparseTensor, shapes: Sequence[Shape]) -> list[SparseTensor]:
@@ -122,6 +149,9 @@ def split(tensor: SparseTensor, shapes: Sequence[Shape]) -> list[SparseTensor]:
 
 def joined(parts: Sequence[SparseTensor], shape: Shape) -> SparseTensor:
     """Return the tensor of this shape whose ranges follow one another in these parts."""
+    values = np.concatenate([part.values for part in parts])
+    if all(part.support.is_all for part in parts):
+        return SparseTensor.trusted(Support.all(values.size), values, shape)
     starts = np.cumsum([0, *(part.numel for part in parts[:-1])])
-    indices = [part.indices + start for part, start in zip(parts, starts, strict=True)]
-    return SparseTensor(np.concatenate(indices), np.concatenate([part.values for part in parts]), shape)
+    indices = np.concatenate([part.indices + start for part, start in zip(parts, starts, strict=True)])
+    return SparseTensor.trusted(Support.trusted(indices, prod(shape)), values, shape)

@@ -9,14 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from math import ceil
+from time import perf_counter
 from typing import ClassVar, NoReturn
 
 import numpy as np
 
 from ..errors import ConfigError, FormatError
 from ..indices.seeded import Seeded
-from ..tensor import Positions, SparseTensor
+from ..parameters import shown
+from ..tensor import SparseTensor, Support
 from . import items, sums
 from .arrays import arrays_of
 from .frame import Buffer, Exchange, Failure, Payload, PeerFailure, open_frames, seal
@@ -93,6 +96,8 @@ class Topology(ABC):
 
     name: ClassVar[str]
     has_owners: ClassVar[bool] = False
+    rounds: ClassVar[int] = 1
+    """How many exchanges follow one another in a step."""
 
     def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
         """Return the messages of a bucket; this runs beside the exchange of the bucket before."""
@@ -119,10 +124,13 @@ class AllGather(Topology):
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         received = trip.all_gather(messages[0].blob)
-        with trip.watch("decode"):
-            by_rank = [items.decode(blob, tensors, rank) for rank, blob in enumerate(received)]
-            finite = all(map(sums.is_finite, by_rank))
-            return Delivery(by_rank[trip.transport.rank], list(zip(*by_rank, strict=True)), trip.divisor, finite)
+        start = perf_counter()
+        by_rank = items.decode_all(received, messages[0], trip.transport.rank)
+        delivery = Delivery(
+            by_rank[trip.transport.rank], list(zip(*by_rank, strict=True)), trip.divisor, sums.is_finite(list(chain.from_iterable(by_rank)))
+        )
+        trip.watch.add("decode", start)
+        return delivery
 
     def fail(self, failure: Failure, trip: Trip) -> None:
         trip.all_gather(failure)
@@ -134,6 +142,7 @@ class Server(Topology):
 
     name: ClassVar[str] = "server"
     has_owners: ClassVar[bool] = True
+    rounds: ClassVar[int] = 2
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         try:
@@ -170,6 +179,7 @@ class Sharded(Topology):
 
     name: ClassVar[str] = "sharded"
     has_owners: ClassVar[bool] = True
+    rounds: ClassVar[int] = 2
     budget: float = 1.25
 
     def __post_init__(self) -> None:
@@ -223,18 +233,15 @@ class Sharded(Topology):
 def _cut(tensor: Item, seed: StepSeed, size: int) -> list[Item]:
     """The ranges of a tensor, by their owners. Positions are selected in the whole tensor."""
     ends = sums.bounds(tensor.numel, size)
-    selected = np.empty(0, np.int64) if tensor.idle else tensor.select(seed)
-    places = np.searchsorted(selected, ends)
-    pieces = []
-    for low, high, first, last in zip(ends, ends[1:], places, places[1:], strict=False):
-        shape = sums.range_shape(tensor.shape, low, high)
-        content = (
-            sums.between(tensor.content, low, high, shape)
-            if isinstance(tensor.content, SparseTensor)
-            else tensor.arrays.between(tensor.content, low, high, shape)
-        )
-        pieces.append(replace(tensor, content=content, selected=selected[first:last] - low))
-    return pieces
+    selected = Support(np.empty(0, np.int64), tensor.numel) if tensor.idle else tensor.select(seed)
+    return [_piece(tensor, part, low, high) for part, (low, high) in zip(sums.cut(selected, ends), pairwise(ends), strict=True)]
+
+
+def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
+    shape = sums.range_shape(tensor.shape, low, high)
+    if isinstance(tensor.content, SparseTensor):
+        return replace(tensor, content=sums.between(tensor.content, low, high, shape), selected=selected, given=None)
+    return replace(tensor, content=tensor.arrays.between(tensor.content, low, high, shape), selected=selected, given=None)
 
 
 def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
@@ -281,22 +288,37 @@ def _mean(parts: Sequence[SparseTensor], tensor: Item, divisor: int) -> Gradient
 
 def _outgoing(tensor: Item, mean: Gradient, parts: Sequence[SparseTensor], most: int | None) -> Item:
     if isinstance(mean, SparseTensor):
-        content: Gradient = SparseTensor(mean.indices, arrays_of(mean.values).narrow(mean.values, tensor.dtype), mean.shape)
+        content: Gradient = SparseTensor.trusted(mean.support, arrays_of(mean.values).narrow(mean.values, tensor.dtype), mean.shape)
     else:
         content = tensor.arrays.narrow(mean, tensor.dtype)
-    outgoing = replace(tensor, content=content, idle=False)
+    outgoing = replace(tensor, content=content, idle=False, given=None)
     return replace(outgoing, selected=_selected(outgoing, parts, most))
 
 
-def _selected(tensor: Item, parts: Sequence[SparseTensor], most: int | None) -> Positions:
+def _selected(tensor: Item, parts: Sequence[SparseTensor], most: int | None) -> Support:
     """What an owner sends of a sum: the positions it got, or as many of the strongest elements, and at most `most`."""
     if isinstance(tensor.codec.index, Seeded):
-        return np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
+        drawn = np.arange(max(part.nnz for part in parts))  # as many as a rank sent are drawn again, at the same positions
+        return Support.trusted(drawn, tensor.numel)
     received = sums.union(parts)
     if tensor.codec.sparsifier.lossless:
         return received
-    limit = received.size if most is None else min(received.size, most)
-    return tensor.source.top(limit) if limit else received[:0]
+    limit = received.nnz if most is None else min(received.nnz, most)
+    return tensor.source.top(limit) if limit else received
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}
+
+
+def topology_of(topology: str | Topology, *others: str) -> Topology:
+    """Return what a user gave as a topology; `others` are names that the caller handles itself.
+
+    >>> topology_of("sharded")
+    Sharded(budget=1.25)
+    """
+    if isinstance(topology, Topology):
+        return topology
+    if not isinstance(topology, str) or topology not in TOPOLOGIES:
+        names = [*TOPOLOGIES, *others]
+        raise ConfigError(f"topology is one of {', '.join(names[:-1])} or {names[-1]}, got {shown(topology)}")
+    return TOPOLOGIES[topology]()

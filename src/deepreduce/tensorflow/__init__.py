@@ -7,9 +7,20 @@
 >>> # enable_fit(model)
 """
 
-from ..accounting import ParameterStats, Stats, StepStats
 from ..errors import PeerError
+from ..step.stats import ParameterStats, Stats, StepStats
+from ..step.topology import AllGather, Server, Sharded
 from .fitting import enable_fit
 from .optimizer import DistributedOptimizer
 
-__all__ = ["DistributedOptimizer", "ParameterStats", "PeerError", "Stats", "StepStats", "enable_fit"]
+__all__ = [
+    "AllGather",
+    "DistributedOptimizer",
+    "ParameterStats",
+    "PeerError",
+    "Server",
+    "Sharded",
+    "Stats",
+    "StepStats",
+    "enable_fit",
+]

@@ -1,4 +1,4 @@
-"""A step in the graph: two host calls around the all-gather of the strategy."""
+"""A step in the graph: host calls around the all-gathers of the strategy."""
 
 from __future__ import annotations
 
@@ -6,50 +6,48 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
-from ..steps import wide_dtype
-from .messages import Messenger, Slot
+from ..step.arrays import wide_dtype
+from ..tensor import float_dtype
+from .host import HostSteps
+from .views import Slot
 
 Gradient = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
 
 
-def slot_of(gradient: Gradient, variable: Any, number: int, owing: bool) -> Slot:
-    """What is known of a gradient while the graph is made.
+def slot_of(name: str, gradient: Gradient, variable: Any, residual: Any, owned: Any) -> Slot:
+    """Return what is known of a gradient while the graph is made.
 
-    >>> slot_of(tf.IndexedSlices(tf.ones((2, 3)), tf.constant([4, 1])), tf.Variable(tf.ones((9, 3))), 0, owing=True).sliced
+    >>> slot_of("table", tf.IndexedSlices(tf.ones((2, 3)), tf.constant([4, 1])), tf.Variable(tf.ones((9, 3))), None, None).sliced
     True
     """
-    dtype = np.dtype(gradient.dtype.as_numpy_dtype)
-    return Slot(label_of(variable), number, tuple(variable.shape), dtype, isinstance(gradient, tf.IndexedSlices), owing)
-
-
-def label_of(variable: Any) -> str:
-    """The name of a parameter, of Keras or of TensorFlow itself."""
-    return str(getattr(variable, "path", variable.name))
+    dtype = float_dtype(gradient.dtype.as_numpy_dtype, f"gradient of {name}")
+    return Slot(name, tuple(variable.shape), dtype, isinstance(gradient, tf.IndexedSlices), residual is not None, owned is not None)
 
 
 def exchange(
-    messenger: Messenger, slots: Sequence[Slot], gradients: Sequence[Gradient], owed: Sequence[Any], step: Any
-) -> tuple[list[Gradient], list[Gradient]]:
-    """The sum of each gradient over all replicas, and what is owed then where something was; slices for slices.
+    steps: HostSteps, slots: Sequence[Slot], given: Sequence[Sequence[Any]], step: Any, scale: Any
+) -> list[tuple[Gradient, Gradient, Gradient]]:
+    """Return the sum of each gradient over all replicas, and its residuals from now on; slices for slices, None for what is not kept.
 
-    To be called in replica context, by all replicas. Host calls are stateful: a `tf.function` runs them once a step and in order.
+    `given` are a gradient and its residuals for every slot. To be called in replica context, by all replicas. Host calls are stateful: a
+    `tf.function` runs them once per step and in order.
     """
     context = tf.distribute.get_replica_context()
     rank, size = context.replica_id_in_sync_group, context.num_replicas_in_sync
-    inputs = [tensor for gradient, debt in zip(gradients, owed, strict=True) for tensor in (*_tensors(gradient), *_tensors(debt))]
-    (words,) = _on_host(partial(messenger.pack, slots, size), [step, rank, *inputs], [tf.int32])
-    gathered = context.all_gather(tf.ensure_shape(words, [None]), axis=0) if size > 1 else words
+
+    def gathered(words: Any) -> Any:
+        return context.all_gather(tf.ensure_shape(words, [None]), axis=0) if size > 1 else words
+
+    inputs = [tensor for row in given for part in row for tensor in _tensors(part)]
+    (words,) = _on_host(partial(steps.begin, slots, size), [step, rank, scale, *inputs], [tf.int32])
+    for _ in range(steps.reducer.topology.rounds - 1):
+        (words,) = _on_host(steps.between, [rank, gathered(words)], [tf.int32])
     dtypes = [dtype for slot in slots for dtype in _dtypes(slot)]
-    outputs = _on_host(partial(messenger.unpack, slots, size), [gathered, rank, *inputs], dtypes)
-    sums, rests = [], []
-    for slot in slots:
-        sums.append(_taken(slot, outputs))
-        rests.append(_taken(slot, outputs) if slot.owing else None)
-    return sums, rests
+    outputs = _on_host(steps.finish, [rank, gathered(words)], dtypes)
+    return [_taken(slot, outputs) for slot in slots]
 
 
 def _on_host(function: Callable[..., Sequence[Any]], inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
@@ -60,20 +58,26 @@ def _on_host(function: Callable[..., Sequence[Any]], inputs: Sequence[Any], dtyp
     return list(tf.numpy_function(function, tensors, dtypes))
 
 
-def _tensors(gradient: Gradient) -> list[Any]:
-    if gradient is None:
+def _tensors(part: Any) -> list[Any]:
+    if part is None:
         return []
-    return [gradient.values, gradient.indices] if isinstance(gradient, tf.IndexedSlices) else [gradient]
+    return [part.values, part.indices] if isinstance(part, tf.IndexedSlices) else [part]
 
 
 def _dtypes(slot: Slot) -> list[Any]:
-    """What `Messenger.unpack` returns for this gradient."""
-    rows = [tf.int64] if slot.sliced else []
-    debt = [*rows, tf.as_dtype(wide_dtype(slot.dtype))] if slot.owing else []
-    return [*rows, tf.as_dtype(slot.dtype), *debt]
+    """What `HostSteps.finish` returns for this gradient."""
+    rows, wide = [tf.int64] if slot.sliced else [], tf.as_dtype(wide_dtype(slot.dtype))
+    residual = [*rows, wide] if slot.has_residual else []
+    return [*rows, tf.as_dtype(slot.dtype), *residual, *([wide] if slot.has_owned else [])]
 
 
-def _taken(slot: Slot, tensors: list[Any]) -> Gradient:
+def _taken(slot: Slot, tensors: list[Any]) -> tuple[Gradient, Gradient, Gradient]:
+    total = _next(slot, tensors)
+    residual = _next(slot, tensors) if slot.has_residual else None
+    return total, residual, tf.ensure_shape(tensors.pop(0), [None]) if slot.has_owned else None
+
+
+def _next(slot: Slot, tensors: list[Any]) -> Gradient:
     """The next tensor, or the next slices, from the front of the list."""
     if not slot.sliced:
         return tf.ensure_shape(tensors.pop(0), slot.shape)

@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .private import build_alone
+
 
 def enable_fit(model: Any) -> Any:
     """Let `fit` and `evaluate` of this model run on several workers: the same model, before its first `fit`.
@@ -18,24 +20,10 @@ def enable_fit(model: Any) -> Any:
     """
     strategy = model.distribute_strategy
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        model._maybe_symbolic_build = _own_build(model, strategy)
+        build_alone(model, strategy)
         model.train_step = _with_axis(model.train_step)
         model.test_step = _with_axis(model.test_step)
     return model
-
-
-def _own_build(model: Any, strategy: Any) -> Callable[..., None]:
-    def own_part(value: Any) -> Any:
-        return strategy.experimental_local_results(value)[0]
-
-    def build(iterator: Any = None, data_batch: Any = None) -> None:
-        if iterator is not None:
-            _, _, batches = next(iter(iterator))
-            data_batch = keras.tree.map_structure(own_part, next(batches))
-        with strategy.scope():
-            model._symbolic_build(data_batch=data_batch)
-
-    return build
 
 
 def _with_axis(step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Literal, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from ..accounting import Stats
 from ..errors import ConfigError
 from ..parameters import natural
 from ..pipeline import DeepReduce, parse
-from ..policy import BySize, Policy, policy_of
-from ..source import as_source
-from ..steps import wide_dtype
-from .exchange import exchange, label_of, slot_of
-from .messages import Messenger
+from ..source import SparseSource
+from ..step.arrays import wide_dtype
+from ..step.policy import BySize, Policy, policy_of
+from ..step.reducer import Reducer
+from ..step.stats import Stats
+from ..step.topology import Sharded, Topology, topology_of
+from ..tensor import Shape, SparseTensor
+from .exchange import exchange, slot_of
+from .host import HostSteps
+from .private import without_all_reduce
 
 _DENSE = parse("dense")
 
@@ -30,10 +35,14 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     a loop of your own. Unlike there, clipping comes after the sum.
 
     - `optimizer`: does the update; a `LossScaleOptimizer` goes in here. It belongs to this one from now on.
-    - `spec`: a spec string, a `DeepReduce`, or an object with `choose(name, source)` such as `BySize`.
+    - `spec`: a spec string, a `DeepReduce`, or an object with `codec_for(name, source)` such as `BySize`.
     - `memory`: ``"residual"`` for error feedback, in variables of this optimizer that are saved with it, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
+    - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
+      others are made here: they save no bytes.
     - `seed`: of all that is drawn at random. `history`: steps of which `stats()` keeps the details.
+    - `parameter_names`: for policies, errors, seeds and tables, in the order of the variables; default their paths. They are saved with the
+      model, as paths change when Keras loads it.
 
     >>> optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), "topr:1/raw/raw", small_tensor_numel=0)
     >>> weight = keras.Variable([0.0, 0.0, 0.0])
@@ -50,22 +59,28 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         memory: Literal["residual", "none"] = "residual",
         small_tensor_numel: int = 1024,
         *,
+        topology: str | Topology = "allgather",
         seed: int = 0,
         history: int = 100,
+        parameter_names: Sequence[str] | None = None,
         name: str | None = None,
     ) -> None:
         if memory not in ("residual", "none"):
             raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
         seed = natural(seed, "a seed")
         super().__init__(learning_rate=0.0, name=name)
-        self._messenger = Messenger(policy_of(spec, small_tensor_numel), seed, history)
-        self._settings = {"spec": spec, "memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
+        reducer = Reducer(policy_of(spec, small_tensor_numel), topology_of(topology), seed, average=False)
+        self._steps = HostSteps(reducer, memory == "residual", history)
+        self._settings = {"memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
+        self._spec, self._names = spec, None if parameter_names is None else list(parameter_names)
+        self._strategy = tf.distribute.get_strategy()
         self._residuals: list[Any] = []
-        self.inner_optimizer = _without_all_reduce(optimizer)
+        self._owned: list[Any] = []
+        self.inner_optimizer = without_all_reduce(optimizer)
 
     def stats(self) -> Stats:
-        """Bytes and seconds of the latest steps of this worker."""
-        return self._messenger.stats
+        """Return the bytes and seconds of the latest steps of this worker."""
+        return self._steps.stats
 
     # A step
 
@@ -78,51 +93,66 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self._iterations.assign_add(1)
 
     def _summed(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
-        sent = [place for place, pair in enumerate(zip(gradients, variables, strict=True)) if self._is_sent(*pair)]
-        numbers = [self._get_variable_index(variables[place]) for place in sent]
-        residuals = [self._residuals[number] for number in numbers]
-        owed = [None if residual is None else tf.convert_to_tensor(residual) for residual in residuals]
-        scale = getattr(self.inner_optimizer, "dynamic_scale", None)  # a loss scale changes, what is owed does not
-        unscaled = [_scaled(gradients[place], None if scale is None else 1 / scale) for place in sent]
-        slots = [
-            slot_of(gradient, variables[place], number, debt is not None)
-            for place, number, gradient, debt in zip(sent, numbers, unscaled, owed, strict=True)
+        sent = [index for index, pair in enumerate(zip(gradients, variables, strict=True)) if _is_sent(*pair)]
+        numbers = [self._get_variable_index(variables[index]) for index in sent]
+        kept = [(self._residuals[number], self._owned[number]) for number in numbers]
+        names = [(self._names or ())[number] for number in numbers]
+        slots = [slot_of(name, gradients[index], variables[index], *held) for name, index, held in zip(names, sent, kept, strict=True)]
+        given = [(gradients[index], *map(_value, held)) for index, held in zip(sent, kept, strict=True)]
+        scale = getattr(self.inner_optimizer, "dynamic_scale", 1.0)
+        results = exchange(self._steps, slots, given, self._iterations.value, scale)
+        changed = [
+            (variable.value, after)
+            for held, (_, *rest) in zip(kept, results, strict=True)
+            for variable, after in zip(held, rest, strict=True)
+            if variable is not None
         ]
-        sums, rests = exchange(self._messenger, slots, unscaled, owed, self._iterations.value)
-        changed = [(residual.value, rest) for residual, rest in zip(residuals, rests, strict=True) if residual is not None]
-        tf.__internal__.distribute.interim.maybe_merge_call(_remember, self._distribution_strategy, changed)
-        for place, total in zip(sent, sums, strict=True):
-            gradients[place] = _scaled(total, scale)
+        tf.distribute.get_replica_context().merge_call(_remember, args=(changed,))
+        for index, (total, *_) in zip(sent, results, strict=True):
+            gradients[index] = total
         return gradients
-
-    def _is_sent(self, gradient: Any, variable: Any) -> bool:
-        return gradient is not None and not self._overwrite_variable_with_gradient(variable)
 
     # What Keras asks of an optimizer
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Make the variables: those of the optimizer inside, and what every compressed parameter is owed."""
+        """Make the variables: those of the optimizer inside, and the residuals of every parameter that is compressed."""
+        if self._names is None:
+            self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
+        if len(self._names) != len(variables):
+            raise ConfigError(f"{len(self._names)} parameter names were given for {len(variables)} variables")
         self.inner_optimizer.build(variables)
         super().build(variables)
-        self._residuals = [self._residual(variable) for variable in variables]
+        named = list(zip(variables, self._names, strict=True))
+        self._residuals = [self._residual(variable, name) for variable, name in named]
+        self._owned = [self._owned_residual(*each, residual) for each, residual in zip(named, self._residuals, strict=True)]
 
-    def _residual(self, variable: Any) -> Any:
-        like = as_source(np.zeros(variable.shape, tf.as_dtype(variable.dtype).as_numpy_dtype))
-        if self._settings["memory"] == "none" or self._messenger.policy.choose(label_of(variable), like) == _DENSE:
+    def _residual(self, variable: Any, name: str) -> Any:
+        if not self._steps.feedback or _is_always_dense(self._steps.reducer.policy, tuple(variable.shape)):
             return None
+        return self._variable_for(variable, tuple(variable.shape), f"{name}_residual")
+
+    def _owned_residual(self, variable: Any, name: str, residual: Any) -> Any:
+        """A variable with room for the largest range that any rank owns: a strategy gives the variables of all ranks one shape."""
+        topology, ranks = self._steps.reducer.topology, self._strategy.num_replicas_in_sync
+        if not topology.has_owners or residual is None:
+            return None
+        ranges = [topology.owned_range(prod(variable.shape), rank, ranks) for rank in range(ranks)]
+        return self._variable_for(variable, (max(high - low for low, high in ranges),), f"{name}_owned_residual")
+
+    def _variable_for(self, variable: Any, shape: Shape, name: str) -> Any:
         native = variable.value if isinstance(variable, keras.Variable) else variable
-        with self._distribution_strategy.extended.colocate_vars_with(native):
-            label = f"{label_of(variable).replace('/', '_')}_residual"
-            return self.add_variable(tuple(variable.shape), dtype=str(wide_dtype(like.dtype)), name=label)
+        dtype = wide_dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+        with self._strategy.extended.colocate_vars_with(native):
+            return self.add_variable(shape, dtype=str(dtype), name=name.replace("/", "_"))
 
     @property
     def variables(self) -> list[Any]:
-        """All that is saved."""
+        """All variables that are saved."""
         return [*self._variables, *self.inner_optimizer.variables]
 
     @property
     def learning_rate(self) -> Any:
-        """That of the optimizer inside."""
+        """The learning rate of the optimizer inside."""
         return self.inner_optimizer.learning_rate
 
     @learning_rate.setter
@@ -143,18 +173,24 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` needs."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        return {"name": self.name, "optimizer": inner, **self._settings, "spec": _plain(self._settings["spec"])}
+        """Return what `from_config` needs."""
+        inner, topology = keras.saving.serialize_keras_object(self.inner_optimizer), self._steps.reducer.topology
+        plain = {"spec": _plain_spec(self._spec), "topology": _plain(topology), "parameter_names": self._names and list(self._names)}
+        return {"name": self.name, "optimizer": inner, **self._settings, **plain}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
-        """An optimizer with these settings."""
+        """Return an optimizer with these settings."""
         inner = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
-        return cls(**config | {"optimizer": inner, "spec": _spec_of(config["spec"])})
+        spec, topology = config["spec"], config["topology"]
+        given = {
+            "spec": BySize(**spec) if isinstance(spec, dict) else spec,
+            "topology": Sharded(**topology) if isinstance(topology, dict) else topology,
+        }
+        return cls(**config | {"optimizer": inner} | given)
 
 
-def _plain(spec: Any) -> Any:
+def _plain_spec(spec: Any) -> Any:
     """A spec as JSON has it."""
     if isinstance(spec, BySize):
         return {"numel": spec.numel, "small": str(spec.small), "large": str(spec.large)}
@@ -163,37 +199,34 @@ def _plain(spec: Any) -> Any:
     raise ConfigError(f"a model is saved with a spec, a DeepReduce or a BySize in its optimizer, got {spec!r}")
 
 
-def _spec_of(plain: Any) -> str | BySize:
-    """The spec of `_plain`."""
-    return BySize(**plain) if isinstance(plain, dict) else str(plain)
+def _plain(topology: Topology) -> Any:
+    """A topology as JSON has it."""
+    return {"budget": topology.budget} if isinstance(topology, Sharded) else topology.name
 
 
-def _without_all_reduce(optimizer: Any) -> Any:
-    """The same optimizer, which from now on takes gradients as they are: they were summed before."""
-    updating = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
-    if not hasattr(updating, "_all_reduce_sum_gradients"):
-        raise ConfigError(f"need an optimizer of Keras 3 on its TensorFlow backend, got {optimizer!r}")
-    updating._all_reduce_sum_gradients = list
-    return optimizer
+def _is_always_dense(policy: object, shape: Shape) -> bool:
+    """Whether a parameter can have no residual. Policies other than `BySize` may change their mind from step to step."""
+    like = SparseSource(SparseTensor([], np.empty(0, np.float32), shape))
+    return isinstance(policy, BySize) and policy.codec_for("", like) == _DENSE
 
 
-def _scaled(gradient: Any, scale: Any) -> Any:
-    if scale is None:
-        return gradient
-    factor = tf.cast(scale, gradient.dtype)
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+def _is_sent(gradient: Any, variable: Any) -> bool:
+    """Whether a gradient is one: some variables are overwritten with theirs."""
+    return gradient is not None and not getattr(variable, "overwrite_with_gradient", False)
+
+
+def _value(variable: Any) -> Any:
+    return None if variable is None else tf.convert_to_tensor(variable)
 
 
 def _remember(strategy: Any, changed: Sequence[tuple[Any, Any]]) -> None:
-    """Give every replica what it owes now."""
-    for residual, rest in changed:
-        strategy.extended.update(residual, _assign, args=(rest,), group=False)
+    """Give every replica its residuals."""
+    for variable, after in changed:
+        strategy.extended.update(variable, _assign, args=(after,), group=False)
 
 
-def _assign(residual: Any, rest: Any) -> None:
-    if isinstance(rest, tf.IndexedSlices):
-        residual.scatter_update(rest)
+def _assign(variable: Any, after: Any) -> None:
+    if isinstance(after, tf.IndexedSlices):
+        variable.scatter_update(after)
     else:
-        residual.assign(rest)
+        variable.assign(after)

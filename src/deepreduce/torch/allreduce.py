@@ -9,7 +9,6 @@ import torch
 from ..errors import InputError
 from . import dense
 from .state import DeepReduceState
-from .views import follow
 
 
 def allreduce_(
@@ -33,8 +32,7 @@ def allreduce_(
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
     if state.compresses():
-        state.reduce(labels, listed, last).result()
-        follow(listed)
+        state.reduce_now(labels, listed, last)
     else:
         for place, tensor in enumerate(listed):
             dense.all_reduce(state, tensor, [labels[place]], [tensor], last=last and place == len(listed) - 1).wait()

@@ -21,7 +21,7 @@ from ..errors import InputError
 from ..message import DEFAULT_MAX_NUMEL
 from ..pipeline import read_named, read_single, restore
 from ..source import DenseSource, Source, Space, SparseSource
-from ..tensor import FLOAT_DTYPES, Positions, Shape, SparseTensor, Values
+from ..tensor import FLOAT_DTYPES, Positions, Shape, SparseTensor, Support, Values
 from . import membership
 from .convert import to_numpy, to_torch
 
@@ -59,7 +59,7 @@ class TorchSource(Source):
 
     >>> import deepreduce as dr
     >>> gradient = torch.tensor([1.0, -4.0, 2.0, -3.0])
-    >>> TorchSource(gradient).top(2)
+    >>> TorchSource(gradient).top(2).positions
     array([1, 3])
     >>> dr.decode(dr.encode(TorchSource(gradient), "topr:2/raw/raw"))
     array([ 0., -4.,  0., -3.], dtype=float32)
@@ -71,13 +71,13 @@ class TorchSource(Source):
         self._flat = tensor.detach().reshape(-1).contiguous()
         self._bits = self._flat.view(_BITS[self.dtype.itemsize])
 
-    def all(self) -> Positions:
-        return np.arange(self.numel, dtype=np.int64)
+    def all(self) -> Support:
+        return Support.all(self.numel)
 
-    def nonzero(self) -> Positions:
-        return _to_host(self._bits != 0)
+    def nonzero(self) -> Support:
+        return self._selected(self._magnitudes() != 0)
 
-    def top(self, count: int) -> Positions:
+    def top(self, count: int) -> Support:
         if count >= self.numel:
             return self.all()
         keys = self._magnitudes()
@@ -85,12 +85,12 @@ class TorchSource(Source):
         least, ties = _cut(keys, self.numel - kept, self.dtype.itemsize)
         candidates = (keys >= least).nonzero().reshape(-1)
         tied = keys[candidates] == least
-        return to_numpy(candidates[~tied | (tied.cumsum(0) <= ties)])
+        return Support.trusted(to_numpy(candidates[~tied | (tied.cumsum(0) <= ties)]), self.numel)
 
-    def above(self, threshold: float) -> Positions:
-        return _to_host(self._magnitudes() >= kernels.selection.pattern_of(threshold, self.dtype))
+    def above(self, threshold: float) -> Support:
+        return self._selected(self._magnitudes() >= kernels.selection.pattern_of(threshold, self.dtype))
 
-    def chunk_top(self, chunk: int, count: int) -> Positions:
+    def chunk_top(self, chunk: int, count: int) -> Support:
         if self.numel == 0:
             return self.all()
         chunk = min(chunk, self.numel)
@@ -101,12 +101,15 @@ class TorchSource(Source):
         tied = keys == least
         first = tied & (tied.cumsum(1, dtype=torch.int32) <= ties)
         keep = (keys > least) | first | (keys >= self._infinity)
-        return _to_host(keep.view(-1)[: self.numel])
+        return self._selected(keep.view(-1)[: self.numel])
 
-    def gather(self, positions: Positions) -> Values:
-        if positions.size == self.numel:  # increasing and unique, so these are all
-            return np.array(to_numpy(self._flat))
-        return to_numpy(self._flat[to_torch(positions).to(self._flat.device)])
+    def gather(self, support: Support) -> Values:
+        if support.is_all:
+            return to_numpy(self._flat)
+        return to_numpy(self._flat[to_torch(support.positions).to(self._flat.device)])
+
+    def _selected(self, chosen: torch.Tensor) -> Support:
+        return Support.trusted(to_numpy(chosen.nonzero().reshape(-1)), self.numel)
 
     @property
     def _infinity(self) -> int:
@@ -116,10 +119,6 @@ class TorchSource(Source):
         """The bits of |x| as numbers: they sort like |x|, then Inf, then NaN. At least 32 bits, as a digit has 16."""
         bits = self._bits.to(torch.int32) if self.dtype.itemsize == 2 else self._bits
         return bits.bitwise_and(2 ** (8 * self.dtype.itemsize - 1) - 1)
-
-
-def _to_host(chosen: torch.Tensor) -> Positions:
-    return to_numpy(chosen.nonzero().reshape(-1))
 
 
 def _cut(keys: torch.Tensor, rank: torch.Tensor, itemsize: int) -> tuple[torch.Tensor, torch.Tensor]:

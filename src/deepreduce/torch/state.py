@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -15,15 +16,15 @@ import torch.distributed as dist
 
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
-from ..pipeline import DeepReduce
 from ..step.checkpoint import Checkpoint, memory_of
 from ..step.frame import Exchange, PeerFailure
-from ..step.policy import Policy, policy_of
+from ..step.policy import Spec, policy_of, title
+from ..step.recipes import GRADIENT_RECIPES, gradient_recipe
 from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats, StepStats
 from ..step.stopwatch import Stopwatch
-from ..step.topology import TOPOLOGIES, AllGather, Topology
+from ..step.topology import AllGather, Topology, topology_of
 from ..step.transport import Transport
 from ..step.trial import Trial, agreed_largest
 from ..step.worker import Worker
@@ -59,12 +60,14 @@ class Options:
 class DeepReduceState:
     """Everything `deepreduce_hook` needs; give both to `DistributedDataParallel.register_comm_hook`.
 
-    - `spec`: a spec string, a `DeepReduce`, or an object with `codec_for(name, source)` such as `BySize`.
+    - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`.
     - `process_group`: who takes part; default all ranks. A group of its own is made of its members at the first step.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`; ``"dense"`` is a plain allreduce.
     - `memory`: ``"residual"`` for error feedback, ``"none"``, or a `ResidualMemory` with decay and momentum.
     - `small_tensor_numel`: smaller tensors travel as they are. (An object with `codec_for` decides that itself.)
     - `per`: where top-r is taken, in each ``"parameter"`` or over a whole ``"bucket"``.
+    - `recipe`: ``"sgd"`` sets what was measured to be best for SGD: a density that falls to 1% over 500 steps, and momentum correction, so
+      that the optimizer itself has no momentum. `spec` and `memory` may still be given.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
     - `never_slower`: time steps of both kinds, now and then, and send dense gradients for as long as that is faster. What is sent then
@@ -81,13 +84,14 @@ class DeepReduceState:
 
     def __init__(
         self,
-        spec: str | DeepReduce | Policy,
+        spec: Spec | None = None,
         process_group: dist.ProcessGroup | None = None,
         topology: str | Topology = "allgather",
         memory: Literal["residual", "none"] | ResidualMemory = "residual",
         small_tensor_numel: int = 1024,
         per: Literal["parameter", "bucket"] = "parameter",
         *,
+        recipe: str | None = None,
         model: torch.nn.Module | None = None,
         scaler: Scaler | None = None,
         never_slower: bool = False,
@@ -97,13 +101,18 @@ class DeepReduceState:
     ) -> None:
         if per not in ("parameter", "bucket"):
             raise ConfigError(f"per is 'parameter' or 'bucket', got {per!r}")
+        if recipe is not None:
+            chosen = gradient_recipe(recipe)
+            spec, memory = chosen.schedule() if spec is None else spec, chosen.memory() if memory == "residual" else memory
+        if spec is None:
+            raise ConfigError(f"give a spec, or a recipe: {', '.join(GRADIENT_RECIPES)}")
         policy = policy_of(spec, small_tensor_numel)
         self.options = Options(process_group, scaler, timeout, topology == "dense", never_slower)
-        self.reducer = Reducer(policy, _topology(topology), natural(seed, "a seed"), per, small_tensor_numel)
-        self.memory = _memory(memory)
+        self.reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), per, small_tensor_numel)
+        self.memory = memory_named(memory)
         self.names = Names(model)
         self.step = 0
-        self._title = f"{spec if isinstance(spec, str) else policy}, {'dense' if self.options.dense else self.reducer.topology.name}, "
+        self._title = f"{title(spec)}, {'dense' if self.options.dense else self.reducer.topology.name}, "
         self._title += f"{memory}, per {per} from {small_tensor_numel} elements"
         self._stats = Stats(history)
         self._trial = Trial() if never_slower else None
@@ -218,54 +227,65 @@ class DeepReduceState:
             self.memory.rescale(self.options.scaler.get_scale())
 
     def reduce(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> Future[None]:
-        """Replace each gradient by the mean over all ranks. Buckets are exchanged in the order of these calls, the same on all ranks."""
-        bucket = Bucket(names, [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)], self.step, last)
-        self.step += 1 if last else 0
+        """Replace each gradient by the mean over all ranks, off this thread.
+
+        Buckets are exchanged in the order of these calls, the same on all ranks; one is encoded while the one before is exchanged.
+        """
+        bucket = self._bucket(names, gradients, last)
         ready, transport, watch = wait_for(gradients), self.transport, Stopwatch()
         prepared = self._encoding.submit(lambda: self._prepare(bucket, transport, watch, ready))
-        return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared))
+        return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared.result()))
+
+    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> None:
+        """Replace each gradient by the mean over all ranks, on this thread."""
+        bucket, watch = self._bucket(names, gradients, last), Stopwatch()
+        transport = self.transport
+        self._deliver(bucket, gradients, transport, watch, self._prepare(bucket, transport, watch, wait_for(gradients)))
 
     def end_step(self) -> None:
         """Close a step of which no bucket was the last one, when all its buckets are done."""
         self._stats.add(StepStats(self.step))
         self.step += 1
 
-    @torch.no_grad()
-    def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared:
-        ready()
-        self.follow_scale()
-        return self.reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
+    def _bucket(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool) -> Bucket:
+        bucket = Bucket(names, [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)], self.step, last)
+        self.step += 1 if last else 0
+        return bucket
 
-    @torch.no_grad()
+    def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
+        try:
+            ready()
+            self.follow_scale()
+        except Exception as error:
+            return error
+        return self.reducer.attempt(bucket, self.memory, transport, watch)
+
     def _deliver(
-        self, bucket: Bucket, gradients: Sequence[torch.Tensor], transport: Transport, watch: Stopwatch, prepared: Future[Prepared]
+        self, bucket: Bucket, gradients: Sequence[torch.Tensor], transport: Transport, watch: Stopwatch, prepared: Prepared | Exception
     ) -> None:
         try:
             delivery, cost = self.reducer.deliver(bucket, prepared, self.memory, transport, watch)
         except PeerFailure:
             raise  # told to all ranks: the next step may go well
         except BaseException as error:
-            if prepared.exception() is not error:
+            if prepared is not error:
                 transport.close()  # here alone: the others must not wait
             raise
-        with watch("decode"):
-            for gradient, parts in zip(gradients, self.reducer.parts(bucket, prepared.result(), delivery), strict=True):
-                write_mean(gradient, parts, delivery.divisor)
+        start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery)
+        for gradient, seen, parts in zip(gradients, bucket.gradients, means, strict=True):
+            write_mean(gradient, seen, parts, delivery.divisor)
+        watch.add("decode", start)
         cost.decode_seconds = watch.seconds["decode"]
         self._stats.add(cost, bucket.last)
 
 
-def _topology(topology: str | Topology) -> Topology:
-    if isinstance(topology, Topology):
-        return topology
-    if topology == "dense":
-        return AllGather()
-    if topology not in TOPOLOGIES:
-        raise ConfigError(f"topology is one of {', '.join(sorted(TOPOLOGIES))} or dense, got {topology!r}")
-    return TOPOLOGIES[topology]()
+def topology_named(topology: str | Topology) -> Topology:
+    """Return a topology by its name; ``"dense"`` has the accounting of an allgather."""
+    return AllGather() if topology == "dense" else topology_of(topology, "dense")
 
 
-def _memory(memory: str | ResidualMemory) -> Memory:
+def memory_named(memory: str | ResidualMemory) -> Memory:
+    """Return what a rank remembers, by its name or with a memory of the user's."""
     if isinstance(memory, ResidualMemory):
         return Memory(memory, ResidualMemory())
     if memory not in ("residual", "none"):

@@ -66,7 +66,7 @@ def _deflate(raw: bytes, level: int) -> bytes:
 
 
 def _deflate_planes(raw: bytes, itemsize: int) -> bytes:
-    """The bytes of each place in a value as a block with its own code.
+    """The first bytes of all values, then the second ones and so on, each as a block with its own code.
 
     Only runs are looked for: what matches among mantissas matches by chance, and costs more bits and five times the time.
     """

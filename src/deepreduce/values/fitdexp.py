@@ -15,7 +15,7 @@ from .fitpoly import CurveCodec
 class FitDExp(CurveCodec):
     """`fitdexp`: sorted values as double exponentials y = a e^(bx) + c e^(dx), two for each block of `block` values (paper, section 5).
 
-    Lossy; order not kept, as with `fitpoly`. The positive and the negative part of a block take four numbers each, whatever their length.
+    Lossy; changes the order as `fitpoly` does. The positive and the negative part of a block take four numbers each, be they ever so long.
     A closed form by integral equations starts the search, damped Gauss-Newton steps refine it. A part of four values or fewer, or one
     where the search finds nothing as good as a straight line, goes by polynomials of degree 5 as with `fitpoly`, and its runs say so.
 

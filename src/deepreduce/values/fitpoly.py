@@ -61,7 +61,7 @@ class CurveCodec(LossyValueCodec):
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
         count = part.varint(limit=nnz)
         run_bits = self._run_bits(nnz)
-        runs = kernels.bits.unpack(part.take(kernels.bits.packed_bytes(count, run_bits)), run_bits, count).astype(np.int64)
+        runs = part.packed(count, run_bits).astype(np.int64)
         lengths, kinds = (runs >> self.kind_bits) + 1, runs & ((1 << self.kind_bits) - 1)
         self._check_runs(lengths, kinds, nnz)
         terms = kernels.fit.terms(lengths, kinds, self.polynomial_degree)
@@ -115,7 +115,7 @@ class CurveCodec(LossyValueCodec):
 class FitPoly(CurveCodec):
     """`fitpoly`: sorted values as polynomials, fitted piece by piece in blocks of `block` values (paper, section 5).
 
-    Lossy; order not kept: an order of ceil(log2 block) bits a value travels with it, except beside `raw` keys. No value changes its sign,
+    Lossy; changes the order: ceil(log2 block) bits per value restore it, except beside `raw` keys. No value changes its sign,
     zeros stay zero, and the decoded values of a block are non-increasing where the given ones are.
 
     `segments` is the number of pieces for each sign: a number; `paper` for the paper's ceil(2 sqrt(M)), Remark 4's for degree 0, where M is

@@ -18,11 +18,11 @@ from .raw import RawValue
 class ThreeLC(LossyValueCodec):
     """`threelc`: every value as -M, 0 or M, with M = s times the largest magnitude. Lossy and biased: meant for error feedback.
 
-    Five digits go in a byte (1.6 bits a value), and up to 14 bytes of zeros in one (0.11 bits a value at best). A larger `s` gives more
+    Five digits go in a byte (1.6 bits per value), and up to 14 bytes of zeros in one (0.11 bits per value at best). A larger `s` gives more
     zeros. 3LC is made for dense tensors: ``none/all/threelc:s=1``. (Lim et al. 2019; paper, section 6.3.)
 
     The five digits are neighbours, where 3LC takes one from each fifth of the tensor: large gradients stand together, so that more
-    bytes are all zero (on a ResNet-20 at s = 1: 0.16 instead of 0.20 bits a value).
+    bytes are all zero (on a ResNet-20 at s = 1: 0.16 instead of 0.20 bits per value).
 
     >>> import deepreduce as dr, numpy as np
     >>> blob = dr.parse("none/all/threelc:s=1").encode(np.float32([0.6, -1.0, 0.4, 0.0]))

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...codec import ValueCodec
 from ...errors import DeepReduceError
@@ -128,8 +129,10 @@ def check(gradients: Mapping[str, Values], infos: Mapping[str, TensorInfo], rece
 def _within_bound(codec: ValueCodec, sent: Values, received: Values) -> bool:
     if codec.lossless:
         return sent.tobytes() == received.tobytes()
-    error = np.abs(received.astype(np.float64) - sent.astype(np.float64))
-    return bool(np.all(error <= np.asarray(codec.error_bound(sent)) * (1 + 1e-5)))
+    wanted, got = sent.astype(np.float64), received.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # Inf - Inf
+        close = np.abs(got - wanted) <= np.asarray(codec.error_bound(sent)) * (1 + 1e-5)
+    return bool(np.all(np.where(np.isfinite(wanted), close, _same(wanted, got))))
 
 
 def _encode(codec: DeepReduce, gradient: Gradient) -> bytes:
@@ -167,16 +170,26 @@ def _sizes(infos: Iterable[TensorInfo], nbytes: int) -> dict[str, Any]:
 
 
 def _errors(gradients: Mapping[str, Values], received: Mapping[str, SparseTensor]) -> tuple[float, float]:
+    """Return what is missing of the whole gradient, and of the sent values alone. Inf and NaN that came back as they were are no error."""
     whole, lost, sent, changed = 0.0, 0.0, 0.0, 0.0
     for name, gradient in gradients.items():
-        dense = gradient.reshape(-1).astype(np.float64)
-        at_support = dense[received[name].indices]
-        difference = received[name].values.astype(np.float64) - at_support
+        dense, support = gradient.reshape(-1).astype(np.float64), received[name].indices
+        values = received[name].values.astype(np.float64)
+        kept_bad = np.where(_same(dense[support], values), 0.0, np.inf)[~np.isfinite(dense[support])]
+        changed += float(kept_bad.sum())
+        lost += float("inf") if np.count_nonzero(~np.isfinite(dense)) > kept_bad.size else 0.0
+        values = np.where(np.isfinite(dense[support]), values, 0.0)
+        dense = np.where(np.isfinite(dense), dense, 0.0)
+        at_support = dense[support]
         whole += float(dense @ dense)
         sent += float(at_support @ at_support)
-        changed += float(difference @ difference)
+        changed += float((values - at_support) @ (values - at_support))
         lost += float(dense @ dense) - float(at_support @ at_support)
     return _root(lost + changed, whole), _root(changed, sent)
+
+
+def _same(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.bool_]:
+    return np.asarray((one == other) | (np.isnan(one) & np.isnan(other)))
 
 
 def _root(part: float, whole: float) -> float:

@@ -16,7 +16,7 @@ _DERIVED = ("relative_volume", "encode_mb_per_second", "decode_mb_per_second")
 
 
 def as_record(row: Row) -> dict[str, Any]:
-    """All columns of a row; numbers that do not exist are None.
+    """Return all columns of a row; numbers that do not exist are None.
 
     >>> from deepreduce.lab.bench.measure import measure
     >>> import numpy as np
@@ -28,12 +28,12 @@ def as_record(row: Row) -> dict[str, Any]:
 
 
 def write_json(path: Path, rows: Sequence[Row], origin: Mapping[str, Any]) -> None:
-    """Where the numbers come from, and the rows."""
+    """Write where the numbers come from, and the rows."""
     path.write_text(json.dumps({"provenance": origin, "rows": [as_record(row) for row in rows]}, indent=1) + "\n")
 
 
 def write_csv(path: Path, rows: Sequence[Row], origin: Mapping[str, Any]) -> None:
-    """A line a row; each carries the commit, the machine and the versions it was measured with."""
+    """Write one line per row; each carries the commit, the machine and the versions it was measured with."""
     versions = " ".join(f"{name}={version}" for name, version in origin["versions"].items())
     source = {"commit": origin["commit"], "machine": origin["machine"], "versions": versions, "time": origin["time"]}
     records = [as_record(row) | source for row in rows]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import isnan
+
 
 def in_bytes(count: float) -> str:
     """
@@ -35,9 +38,26 @@ def in_times(ratio: float) -> str:
     return f"{ratio:.0f}x" if ratio >= 100 else f"{ratio:.1f}x"
 
 
+def quality_format(lower_is_better: bool) -> Callable[[float], str]:
+    """Return how a quality is written: a loss as a number, anything else in percent.
+
+    >>> quality_format(True)(2.03749), quality_format(False)(0.98333)
+    ('2.037', '98.3%')
+    """
+    return in_loss if lower_is_better else in_percent
+
+
+def in_loss(loss: float) -> str:
+    """
+    >>> in_loss(2.03749), in_loss(float("nan"))
+    ('2.037', '–')
+    """
+    return "–" if isnan(loss) else f"{loss:.3f}"
+
+
 def in_percent(share: float) -> str:
     """
-    >>> in_percent(0.98333)
-    '98.3%'
+    >>> in_percent(0.98333), in_percent(float("nan"))
+    ('98.3%', '–')
     """
-    return f"{100 * share:.1f}%"
+    return "–" if isnan(share) else f"{100 * share:.1f}%"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from .charts import Bar, Line, line_chart, stacked_bars
 from .page import figures, page, section, table
-from .quantity import in_bytes, in_percent, in_seconds, in_times
-from .svg import Bar, Line, line_chart, stacked_bars
+from .quantity import in_bytes, in_seconds, in_times, quality_format
 
 if TYPE_CHECKING:
-    from ..train.contract import Record
+    from ..train.contract import Plan, Record
     from ..train.outcome import Outcome
 
 _PARTS = ("forward/backward", "encode/decode", "communication", "waiting")
@@ -18,27 +18,34 @@ _PARTS = ("forward/backward", "encode/decode", "communication", "waiting")
 
 def training_page(outcome: Outcome) -> str:
     """The whole page."""
-    plan, records = outcome.plan, outcome.records
+    plan, records = outcome.plan, outcome.runs()
     metric = records[0].metric
     machines = "one machine, links not shaped" if outcome.one_machine else "machines of their own"
     where = f"links of {plan.link}" if plan.link else machines
     lead = (
         f"{plan.model} on {plan.task}: {records[0].parameters:,} parameters, {plan.workers} workers on {where}, "
-        f"{records[0].steps:,} steps of {plan.batch} examples a worker, topology {plan.topology}, seed {plan.seed}. All runs start from "
+        f"{records[0].steps:,} steps of {_examples(plan)} examples per worker in {plan.precision}, "
+        f"topology {plan.topology}, {_seeds(outcome)}. All runs start from "
         f"the same weights and see the same data; {records[0].gradient_zeros:.0%} of a gradient's elements are zero before anything is "
         "left out."
     )
+    rate = outcome.computed_rate
+    on_link = f"on a link of {rate}, computed from what was sent" if rate else f"on links of {plan.link}" if plan.link else "as measured"
     charts = [
+        (
+            f"{metric}{' (lower is better)' if records[0].lower_is_better else ''} against seconds {on_link}",
+            quality_by_seconds(records, rate),
+        ),
         (f"{metric} against epochs", quality_by_epochs(records)),
         (f"{metric} against bytes sent by a worker, logarithmic", quality_by_bytes(records)),
-        ("Bytes sent by a worker, relative to dense", volume_chart(records)),
+        ("Relative data volume: bytes of the messages over bytes of the gradients", volume_chart(records)),
         ("Time of one step", time_chart(records)),
         ("Training loss against steps", loss_chart(records)),
     ]
     notes = (
         "Seconds are those of the training steps, without evaluation. Encoding and exchange run beside the backward pass, so the parts may "
         "add up to more than the whole. Communication counts from when the last worker is there; before that it is waiting. "
-        f"{outcome.outlook()} {outcome.disturbance()}"
+        f"{outcome.data_note()} {outcome.outlook()} {outcome.disturbance()}"
     )
     return page(
         f"deepreduce train: {plan.task}",
@@ -48,18 +55,31 @@ def training_page(outcome: Outcome) -> str:
     )
 
 
-def quality_by_epochs(records: Sequence[Record]) -> str:
-    """Quality at every evaluation."""
+def quality_by_epochs(records: Sequence[Record], labels: Sequence[str] | None = None) -> str:
+    """Return quality at every evaluation; curves are labelled by their specs, or as given."""
     lines = [
-        Line(record.spec, [(point["step"] / record.steps_per_epoch, point["quality"]) for point in record.curve]) for record in records
+        Line(label, [(point["step"] / record.steps_per_epoch, point["quality"]) for point in record.curve])
+        for label, record in zip(labels or [record.spec for record in records], records, strict=True)
     ]
-    return line_chart("Quality against epochs", lines, "epochs", records[0].metric, _plain, in_percent)
+    return line_chart("Quality against epochs", lines, "epochs", records[0].metric, _plain, _quality(records))
 
 
 def quality_by_bytes(records: Sequence[Record]) -> str:
     """Quality at every evaluation, by what was sent until then."""
     lines = [Line(record.spec, [(point["bytes_sent"], point["quality"]) for point in record.curve]) for record in records]
-    return line_chart("Quality against bytes", lines, "bytes sent", records[0].metric, in_bytes, in_percent, log_x=True)
+    return line_chart("Quality against bytes", lines, "bytes sent", records[0].metric, in_bytes, _quality(records), log_x=True)
+
+
+def quality_by_seconds(records: Sequence[Record], rate: str | None) -> str:
+    """Return quality at every evaluation by the seconds until then, as measured or computed for a link of a rate."""
+    from ..train.race import seconds_at  # train writes its reports with this module
+
+    lines = [Line(record.spec, [(seconds_at(record, point, rate), point["quality"]) for point in record.curve]) for record in records]
+    return line_chart("Quality against seconds", lines, "seconds", records[0].metric, in_seconds, _quality(records), log_x=True)
+
+
+def _quality(records: Sequence[Record]) -> Callable[[float], str]:
+    return quality_format(records[0].lower_is_better)
 
 
 def loss_chart(records: Sequence[Record]) -> str:
@@ -69,17 +89,17 @@ def loss_chart(records: Sequence[Record]) -> str:
 
 
 def volume_chart(records: Sequence[Record]) -> str:
-    """One bar a run."""
+    """Return one bar per run."""
     bars = [
-        Bar(record.spec, {"sent": record.bytes_sent / (record.bytes_dense or 1)}, _volume_note(record.bytes_dense, record.bytes_sent))
+        Bar(record.spec, {"message": record.relative_volume}, in_times(1 / record.relative_volume) if record.relative_volume else "")
         for record in records
     ]
-    return stacked_bars("volume", "Bytes sent relative to dense", bars, ("sent",))
+    return stacked_bars("Relative data volume", bars, ("message",))
 
 
 def time_chart(records: Sequence[Record]) -> str:
     """Figure 11: what a step spends its time with."""
-    return stacked_bars("time", "Time of one step", [_time_bar(record) for record in records], _PARTS)
+    return stacked_bars("Time of one step", [_time_bar(record) for record in records], _PARTS)
 
 
 def _time_bar(record: Record) -> Bar:
@@ -89,8 +109,13 @@ def _time_bar(record: Record) -> Bar:
     return Bar(record.spec, parts, in_seconds(seconds["total"] / steps))
 
 
-def _volume_note(dense: int, sent: int) -> str:
-    return in_times(dense / sent) if sent else ""
+def _seeds(outcome: Outcome) -> str:
+    seeds = sorted({record.seed for record in outcome.records})
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"means over the seeds {', '.join(map(str, seeds))}, ± standard deviation"
+
+
+def _examples(plan: Plan) -> str:
+    return f"{plan.accumulate} x {plan.batch:,}" if plan.accumulate > 1 else f"{plan.batch:,}"
 
 
 def _plain(number: float) -> str:

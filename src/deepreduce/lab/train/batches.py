@@ -13,7 +13,10 @@ Batch = tuple[NDArray[Any], ...]
 
 
 class Data(Protocol):
-    """A data set that is read."""
+    """A data set that is read. `note` says what a reader of results must know of it; empty for recorded data."""
+
+    @property
+    def note(self) -> str: ...
 
     def steps_per_epoch(self, workers: int, batch: int) -> int:
         """Steps in which all workers together see every example once."""
@@ -43,6 +46,7 @@ class Images:
     mean: NDArray[np.float32]
     deviation: NDArray[np.float32]
     augment: bool = False
+    note: str = ""
 
     def steps_per_epoch(self, workers: int, batch: int) -> int:
         return max(1, len(self.train_labels) // (workers * batch))

@@ -2,7 +2,7 @@
 
 A worker is started as ``python -m deepreduce.lab.train.FRAMEWORK_worker`` with the plan as its first argument (JSON) and the environment of
 torchrun: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. It trains every spec of the plan in turn from the same initial weights. It answers
-with events, one JSON object a line, on standard output; rank 0 speaks for all, except for failures:
+with events, one JSON object per line, on standard output; rank 0 speaks for all, except for failures:
 
 - ``{"event": "ready", "parameters": 301066, "steps": 840, "steps_per_epoch": 21}``
 - ``{"event": "step", "spec": "...", "step": 17, "loss": 0.4}``, now and then
@@ -25,6 +25,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
+from ...errors import ConfigError
+from .schedules import schedule_of
+
+PRECISIONS = ("fp32", "fp16", "bf16")
+
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
 
@@ -33,7 +38,12 @@ _STEP_EVENTS_APART_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """One training job: the same model and data for every spec. `dense` is the framework's own allreduce.
+    """One training job: the same model and data for every spec, which may have a method before it (`ways`).
+
+    `dense` is the framework's own allreduce.
+    A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.Schedule`; `evaluations` may be
+    0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
+    Quality is measured on `test_batches` batches per worker, of all that there are if None.
 
     >>> plan = Plan(task="digits", model="mlp", specs=("dense",), workers=2, batch=32, steps=10, evaluations=2, learning_rate=0.1)
     >>> Plan.from_json(plan.to_json()) == plan
@@ -57,14 +67,26 @@ class Plan:
     negatives: int = 99
     framework: str = "torch"
     link: str | None = None
+    accumulate: int = 1
+    precision: str = "fp32"
+    schedule: str = "cosine"
+    warm_up: int = 3
+    test_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        schedule_of(self.schedule)
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"a precision is {', '.join(PRECISIONS)}; got {self.precision!r}")
+        if self.framework != "torch" and (self.accumulate, self.precision) != (1, "fp32"):
+            raise ConfigError(f"{self.framework} trains in fp32 without accumulation; got {self.precision}, accumulate {self.accumulate}")
 
     def to_json(self) -> str:
-        """The plan as text."""
+        """Return the plan as text."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan of `to_json`."""
+        """Return the plan that `to_json` wrote."""
         plain = json.loads(text)
         return cls(**plain | {"specs": tuple(plain["specs"])})
 
@@ -73,7 +95,8 @@ class Plan:
 class Record:
     """One run. Bytes are those of one worker (the largest); seconds are wall time of the steps, without evaluations.
 
-    `message_bytes` is what the codec made of the gradients; `bytes_sent` is what a worker put on the network for it, by the topology, and
+    `gradient_bytes` is the size of the gradients and `message_bytes` what the codec made of them; `relative_volume`, the second over the
+    first, is what the paper calls relative data volume. `bytes_sent` is what a worker put on the network for it, by the topology, and
     `bytes_dense` what an allreduce of dense gradients puts there (`ring_bytes`). Of the seconds, `communication` counts only while the last
     worker to arrive was in it: waiting for slower workers is `waiting`. Parts may overlap, so they may add up to more than `total`.
     `stolen_share` of the time of the cores was used by the host of this (virtual) machine for others: seconds are longer for it.
@@ -89,36 +112,52 @@ class Record:
     bytes_sent: int
     bytes_dense: int
     message_bytes: int
+    gradient_bytes: int
     seconds: dict[str, float]
     replicas_identical: bool
     gradient_zeros: float
     stolen_share: float = 0.0
+    data_note: str = ""
+    lower_is_better: bool = False
+    seed: int = 0
     losses: list[tuple[int, float]] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
 
+    @property
+    def relative_volume(self) -> float:
+        """Bytes of the messages over bytes of the dense gradients."""
+        return self.message_bytes / self.gradient_bytes if self.gradient_bytes else 1.0
+
+    def reaches(self, quality: float, wanted: float) -> bool:
+        """Return whether a quality is at least as good as another."""
+        return quality <= wanted if self.lower_is_better else quality >= wanted
+
     def to_event(self) -> Event:
-        """The event that carries this record."""
+        """Return the event that carries this record."""
         return {"event": "run", "record": asdict(self)}
 
 
-def evaluation_steps(steps: int, evaluations: int) -> set[int]:
-    """After which steps quality is measured: evenly spaced, the last one always.
+def evaluation_steps(steps: int, evaluations: int, period: int = 1) -> set[int]:
+    """Return the steps after which quality is measured: evenly spaced, the last one always. None for no evaluations.
 
-    >>> sorted(evaluation_steps(10, 4))
-    [3, 5, 8, 10]
+    With a `period` they are its multiples, but for the last: between two meetings the workers have different models.
+
+    >>> sorted(evaluation_steps(10, 4)), sorted(evaluation_steps(100, 4, period=30))
+    ([3, 5, 8, 10], [30, 60, 90, 100])
     """
-    count = min(steps, max(1, evaluations))
-    return {round(steps * number / count + 1e-9) for number in range(1, count + 1)}
+    count = min(steps, evaluations)
+    evenly = (round(steps * number / count + 1e-9) for number in range(1, count + 1))
+    return {min(steps, -(-step // period) * period) for step in evenly}
 
 
 class Throttle:
-    """Lets through a few events a second: a terminal cannot show more."""
+    """Lets through a few events per second: a terminal cannot show more."""
 
     def __init__(self, apart_seconds: float = _STEP_EVENTS_APART_SECONDS) -> None:
         self._apart, self._last = apart_seconds, float("-inf")
 
     def ready(self) -> bool:
-        """Whether enough time went by since the last yes."""
+        """Return whether enough time went by since the last yes."""
         now = time.monotonic()
         if now - self._last < self._apart:
             return False
@@ -127,7 +166,7 @@ class Throttle:
 
 
 def serve(train: Callable[[Plan, Emit], None]) -> int:
-    """The main function of a worker: its exit code."""
+    """Run a worker and return its exit code."""
     events = _claim_stdout()
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     emit = _writer(events)

@@ -26,8 +26,8 @@ from ...step.stats import StepStats, ring_bytes
 from . import jax_models
 from .batches import Batch
 from .contract import Emit, Plan, serve
-from .run import Job, Run, read, train_all
-from .tasks import task_of
+from .run import Job, Run, train_all
+from .tasks import read_data, task_of
 
 _PROBED_STEP = 5
 
@@ -36,13 +36,11 @@ Reduce = Callable[[Any], tuple[Any, StepStats]]
 
 def train(plan: Plan, emit: Emit) -> None:
     """Join the other workers and train every spec of the plan. Rank 0 emits."""
-    if plan.topology != "allgather":
-        raise ConfigError(f"with jax the topology is allgather, got {plan.topology!r}")
     if task_of(plan.task).optimizer != "sgd":
         raise ConfigError(f"with jax there is the task digits, got {plan.task!r}")
     with _processes():
         programs = Programs(plan)
-        job = Job(plan, read(plan), jax.process_index(), jax_models.parameter_count(programs.params))
+        job = Job(plan, read_data(plan), jax.process_index(), jax_models.parameter_count(programs.params))
 
         def warm(spec: str) -> Run:
             JaxRun(job, spec, programs).warm_up()
@@ -107,8 +105,8 @@ class JaxRun(Run):
             self._zeros = _zeros(gradients)
         return float(loss)
 
-    def right(self, batch: Batch) -> int:
-        return int(self.programs.right(self.params, *batch))
+    def score(self, batch: Batch) -> float:
+        return float(self.programs.right(self.params, *batch))
 
     def weights(self) -> Iterable[NDArray[Any]]:
         return map(np.asarray, jax.tree.leaves(self.params))
@@ -129,7 +127,7 @@ def _zeros(gradients: Any) -> float:
 
 
 def _compressed(plan: Plan, spec: str, params: Any) -> Reduce:
-    mean = compressed_mean(spec, plan.memory, plan.small, seed=plan.seed)  # type: ignore[arg-type]
+    mean = compressed_mean(spec, plan.memory, plan.small, topology=plan.topology, seed=plan.seed)  # type: ignore[arg-type]
     state = mean.init(params)
 
     def reduce(gradients: Any) -> tuple[Any, StepStats]:

@@ -46,7 +46,7 @@ class Host:
 
 
 def parse_rate(text: str) -> int:
-    """Bits a second.
+    """Return bits per second.
 
     >>> parse_rate("100mbit"), parse_rate("2.5gbit")
     (100000000, 2500000000)

@@ -1,91 +1,33 @@
-"""MovieLens-1M as implicit feedback: every rating is a positive, the latest of each user is the test (leave one out)."""
+"""MovieLens-1M from its official file."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .batches import Batch, shares
 from .failures import DataError
+from .interactions import Interactions, split
 
-NEGATIVES_PER_POSITIVE = 4
 _EXPECTED = (
     "ratings.dat of https://grouplens.org/datasets/movielens/1m/ (in ml-1m or directly in the folder), "
     "lines of UserID::MovieID::Rating::Timestamp"
 )
 
-Ids = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Interactions:
-    """Who saw what. Training batches are (users, items, labels), one positive to four negatives; test batches are (users, items) with
-    one row of candidates a user, the true item first."""
-
-    users: Ids
-    items: Ids
-    seen: Ids
-    test_candidates: Ids
-    user_count: int
-    item_count: int
-
-    def steps_per_epoch(self, workers: int, batch: int) -> int:
-        return max(1, self.users.size // (workers * batch))
-
-    def train_batches(self, rank: int, workers: int, batch: int, seed: int) -> Iterator[Batch]:
-        draw = np.random.default_rng([seed, 1 + rank])
-        for chosen in shares(self.users.size, rank, workers, batch, seed):
-            negative_users = np.repeat(self.users[chosen], NEGATIVES_PER_POSITIVE)
-            users = np.concatenate([self.users[chosen], negative_users])
-            items = np.concatenate([self.items[chosen], self.unseen(negative_users, draw)])
-            yield users, items, (np.arange(users.size) < chosen.size).astype(np.float32)
-
-    def test_batches(self, rank: int, workers: int) -> Iterator[Batch]:
-        mine = np.arange(rank, self.user_count, workers)
-        for start in range(0, mine.size, 256):
-            users = mine[start : start + 256]
-            yield users, self.test_candidates[users]
-
-    def unseen(self, users: Ids, draw: np.random.Generator) -> Ids:
-        """A random item for each of these users that he has not seen."""
-        items = draw.integers(0, self.item_count, users.size)
-        while (clash := _contains(self.seen, users * self.item_count + items)).any():
-            items[clash] = draw.integers(0, self.item_count, int(clash.sum()))
-        return items
-
 
 def read(data: Path | None, seed: int, negatives: int = 99) -> Interactions:
-    """The split and, for each user, `negatives` unseen items to rank the held-out one among."""
+    """Return the split and, for each user, `negatives` unseen items to rank the held-out one among."""
     if data is None:
         raise DataError(f"the task 'ml1m' needs --data DIR with {_EXPECTED}")
-    users, items, times = _ratings(_find(data))
-    user_count, item_count = int(users.max()) + 1, int(items.max()) + 1
-    order = np.lexsort((times, users))
-    users, items = users[order], items[order]
-    last = np.append(users[1:] != users[:-1], True)
-    seen = np.sort(users * item_count + items)
-    most = int(np.bincount(users).max())
-    if item_count - most < negatives:
-        raise DataError(f"{negatives} negatives are asked for, but one user has seen {most} of {item_count} items")
-    candidates = _candidates(users[last], items[last], users, items, item_count, negatives)
-    return Interactions(users[~last], items[~last], seen, candidates, user_count, item_count)
-
-
-def _candidates(test_users: Ids, test_items: Ids, users: Ids, items: Ids, item_count: int, negatives: int) -> Ids:
-    draw = np.random.default_rng(0)  # the same test for every seed, so that runs can be compared
-    starts = np.searchsorted(users, np.arange(test_users.size + 1))
-    table = np.empty((test_users.size, 1 + negatives), np.int64)
-    table[:, 0] = test_items
-    for user in test_users:
-        unseen = np.ones(item_count, bool)
-        unseen[items[starts[user] : starts[user + 1]]] = False
-        table[user, 1:] = draw.choice(np.flatnonzero(unseen), negatives, replace=False)
-    return table
+    path = _find(data)
+    try:
+        table = np.loadtxt(io.BytesIO(path.read_bytes().replace(b"::", b" ")), np.int64, ndmin=2)
+    except ValueError as error:
+        raise DataError(f"{path} cannot be read: {error}; expected is {_EXPECTED}") from error
+    if table.shape[0] == 0 or table.shape[1] != 4:
+        raise DataError(f"{path} has {table.shape[1]} columns and {table.shape[0]} rows; expected is {_EXPECTED}")
+    return split(table[:, 0], table[:, 1], table[:, 3], negatives)
 
 
 def _find(data: Path) -> Path:
@@ -93,20 +35,3 @@ def _find(data: Path) -> Path:
         if path.is_file():
             return path
     raise DataError(f"no MovieLens-1M in {data}: expected is {_EXPECTED}")
-
-
-def _ratings(path: Path) -> tuple[Ids, Ids, Ids]:
-    try:
-        table = np.loadtxt(io.BytesIO(path.read_bytes().replace(b"::", b" ")), np.int64, ndmin=2)
-    except ValueError as error:
-        raise DataError(f"{path} cannot be read: {error}; expected is {_EXPECTED}") from error
-    if table.shape[0] == 0 or table.shape[1] != 4:
-        raise DataError(f"{path} has {table.shape[1]} columns and {table.shape[0]} rows; expected is {_EXPECTED}")
-    users, items = (np.unique(table[:, column], return_inverse=True)[1] for column in (0, 1))
-    return users.astype(np.int64), items.astype(np.int64), table[:, 3]
-
-
-def _contains(sorted_keys: Ids, keys: Ids) -> NDArray[np.bool_]:
-    found = np.searchsorted(sorted_keys, keys)
-    found[found == sorted_keys.size] = 0
-    return np.asarray(sorted_keys[found] == keys)

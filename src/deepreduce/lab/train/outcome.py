@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from ..report.plain import plain
-from ..report.quantity import in_bytes, in_percent, in_seconds, in_times
+from ..report.quantity import in_bytes, in_percent, in_seconds, in_times, quality_format
 from .contract import Plan, Record
 from .links import parse_rate
+from .race import arrival, dense_run
+from .seeds import averaged, by_spec, spread
+
+COMPUTED_RATE = "100mbit"
 
 _DISTURBING_SHARE = 0.02
 
@@ -24,37 +28,64 @@ class Outcome:
         self.records: list[Record] = []
 
     def write_json(self, path: Path) -> None:
-        """Everything, for programs."""
+        """Write everything, for programs."""
         path.write_text(json.dumps(plain(self.as_json()), indent=1, allow_nan=False) + "\n")
 
     def as_json(self) -> dict[str, Any]:
-        """Plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
+        """Return plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
         return {"plan": asdict(self.plan), "provenance": dict(self.origin), "runs": [self._run(record) for record in self.records]}
 
     def _run(self, record: Record) -> dict[str, Any]:
-        run = asdict(record) | {"ratio": ratio(record), "versions": self.origin["versions"], "machine": self.origin["machine"]}
+        dense = dense_run([each for each in self.records if each.seed == record.seed])
+        reached = None if dense is None else arrival(record, dense.quality, self.computed_rate)
+        numbers: dict[str, Any] = {"ratio": ratio(record), "relative_volume": record.relative_volume}
+        numbers["as_good_as_dense"] = None if reached is None else asdict(reached) | {"link": self.plan.link or self.computed_rate}
+        run = asdict(record) | numbers | {"versions": self.origin["versions"], "machine": self.origin["machine"]}
         if self.plan.link:
             run["link_seconds"] = link_seconds(record, self.plan.link)
         return run
 
     def columns(self) -> list[str]:
-        """The titles of the table."""
+        """Return the titles of the table."""
         metric = self.records[0].metric if self.records else "quality"
+        race = [f"as good as dense{self._on_a_link()}"] if dense_run(self.records) else []
         times = ["seconds", "forward/backward", "encode/decode", "communication"]
-        return ["codec", metric, "bytes sent", "ratio", *times, *(["bytes/rate"] if self.plan.link else []), "replicas"]
+        by_rate = ["bytes/rate"] if self.plan.link else []
+        return ["codec", metric, *race, "relative volume", "bytes sent", "ratio", *times, *by_rate, "replicas"]
 
     def rows(self) -> list[list[str]]:
-        """The table, a row a run."""
-        return [self._row(record) for record in self.records]
+        """Return the table, one row per run, or one for the runs of all seeds."""
+        dense = dense_run(self.runs())
+        return [self._row(record, dense) for record in self.runs()]
 
-    def _row(self, record: Record) -> list[str]:
+    def runs(self) -> list[Record]:
+        """Return one record per spec: the mean over its seeds."""
+        return [averaged(records) for records in by_spec(self.records).values()]
+
+    def quality(self, record: Record) -> str:
+        """Return a quality as people read it, with the standard deviation over seeds."""
+        show = quality_format(record.lower_is_better)
+        deviation = spread([each.quality for each in by_spec(self.records)[record.spec]])
+        return show(record.quality) + ("" if deviation is None else f" ± {show(deviation)}")
+
+    @property
+    def computed_rate(self) -> str | None:
+        """The rate of the link that times to quality are computed for, where no link was shaped."""
+        return COMPUTED_RATE if not self.plan.link and self.one_machine and self.plan.workers > 1 else None
+
+    def _on_a_link(self) -> str:
+        return f" (at {self.computed_rate}, computed)" if self.computed_rate else ""
+
+    def _row(self, record: Record, dense: Record | None) -> list[str]:
         seconds = record.seconds
         times = (seconds["total"], seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"])
         by_rate = [in_seconds(link_seconds(record, self.plan.link))] if self.plan.link else []
         identical = "identical" if record.replicas_identical else "DIFFERENT"
         return [
             record.spec,
-            in_percent(record.quality),
+            self.quality(record),
+            *([] if dense is None else [str(arrival(record, dense.quality, self.computed_rate) or "not reached")]),
+            f"{record.relative_volume:.4f}",
             in_bytes(record.bytes_sent),
             in_times(ratio(record)),
             *map(in_seconds, times),
@@ -62,38 +93,50 @@ class Outcome:
             identical,
         ]
 
-    def outlook(self, rate: str = "100mbit") -> str:
-        """What a slow link would make of runs that had none: how long it would be busy with one step. Nothing for runs that had one."""
+    def data_note(self) -> str:
+        """Say what a reader must know of the data; nothing for recorded data."""
+        note = self.records[0].data_note if self.records else ""
+        return f"The data: {note}." if note else ""
+
+    def outlook(self, rate: str = COMPUTED_RATE) -> str:
+        """Say what a slow link would make of runs that had none: how long it would be busy with one step. Nothing for runs that had one."""
         if self.plan.link or self.plan.workers < 2 or not self.one_machine:
             return ""
-        busy = (f"{record.spec} {in_seconds(link_seconds(record, rate) / record.steps)}" for record in self.records)
-        return f"These workers share one machine's memory. A link of {rate} a worker would be busy with each step for: {', '.join(busy)}."
+        busy = (f"{record.spec} {in_seconds(link_seconds(record, rate) / record.steps)}" for record in self.runs())
+        return f"These workers share one machine's memory. A link of {rate} per worker would be busy with each step for: {', '.join(busy)}."
 
     def disturbance(self) -> str:
-        """Which runs the host of a virtual machine slowed down by giving its cores to others; nothing where it did not."""
-        slowed = [f"{record.spec} {in_percent(record.stolen_share)}" for record in self.records if record.stolen_share >= _DISTURBING_SHARE]
+        """Say which runs the host of a virtual machine slowed down by giving its cores to others; nothing where it did not."""
+        slowed = [f"{record.spec} {in_percent(record.stolen_share)}" for record in self.runs() if record.stolen_share >= _DISTURBING_SHARE]
         if not slowed:
             return ""
         return f"The host of this machine gave its cores to others for part of the time, so seconds are longer: {', '.join(slowed)}."
 
 
 def ratio(record: Record) -> float:
-    """How many times fewer bytes than dense."""
+    """Return how many times fewer bytes went over the network than with dense gradients."""
     return record.bytes_dense / record.bytes_sent if record.bytes_sent else 1.0
 
 
 def link_seconds(record: Record, rate: str) -> float:
-    """How long a link of this rate is busy with what one worker sends."""
+    """Return how long a link of this rate is busy with what one worker sends."""
     return 8 * record.bytes_sent / parse_rate(rate)
 
 
-def points_below_dense(records: Sequence[Record]) -> dict[str, float]:
-    """For each codec, by how many percentage points its quality is below that of the dense run.
+def beside_dense(records: Sequence[Record]) -> dict[str, str]:
+    """Say of each codec how far its quality is from that of the dense run.
 
-    >>> points_below_dense([])
+    >>> beside_dense([])
     {}
     """
-    dense = next((record.quality for record in records if record.spec == "dense"), None)
+    dense = dense_run(records)
     if dense is None:
         return {}
-    return {record.spec: 100 * (dense - record.quality) for record in records if record.spec != "dense"}
+    return {record.spec: _distance(record, dense) for record in records if record.spec != "dense"}
+
+
+def _distance(record: Record, dense: Record) -> str:
+    above = record.quality - dense.quality
+    if record.lower_is_better:
+        return f"{abs(above):.3f} {'above' if above > 0 else 'below'} dense" if abs(above) >= 0.0005 else "equal to dense"
+    return f"{100 * abs(above):.1f} points {'above' if above > 0 else 'below'} dense" if abs(above) > 0.0005 else "equal to dense"

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from ...step.stats import StepStats, ring_bytes
 from .batches import Batch, Data
 from .contract import Emit, Event, Plan, Record, Throttle, evaluation_steps
-from .tasks import read_data, task_of
+from .schedules import schedule_of
+from .tasks import task_of
 
-WARM_UP_STEPS = 3
 _CURVE_POINTS = 200
 
 
@@ -34,17 +34,12 @@ class Job:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in which all workers together see every example once."""
-        return self.data.steps_per_epoch(self.plan.workers, self.plan.batch)
+        return self.data.steps_per_epoch(self.plan.workers, self.plan.batch * self.plan.accumulate)
 
     @property
     def steps(self) -> int:
         """How many steps every run takes."""
         return self.plan.steps or self.plan.epochs * self.steps_per_epoch
-
-
-def read(plan: Plan) -> Data:
-    """The data of a plan."""
-    return read_data(plan.task, Path(plan.data) if plan.data else None, plan.seed, plan.negatives)
 
 
 def train_all(job: Job, warm: Callable[[str], Run], emit: Emit) -> None:
@@ -123,6 +118,8 @@ class StolenTime:
 class Run(ABC):
     """One spec, trained from the initial weights of the plan's seed. A framework fills in what is abstract."""
 
+    period = 1  # steps between two moments at which all workers have the same model
+
     def __init__(self, job: Job, spec: str) -> None:
         self.job, self.plan, self.spec, self.task = job, job.plan, spec, task_of(job.plan.task)
         self.ledger = Ledger()
@@ -132,11 +129,11 @@ class Run(ABC):
 
     @abstractmethod
     def step(self, number: int, batch: Batch) -> float:
-        """Train on one batch at `rate(number)`, put the cost and the exchanges in the ledger, and return the loss."""
+        """Train on one batch, all that is accumulated, at `rate(number)`; put the cost and the exchanges in the ledger; return the loss."""
 
     @abstractmethod
-    def right(self, batch: Batch) -> int:
-        """How many examples of a test batch the model has right."""
+    def score(self, batch: Batch) -> float:
+        """How many examples of a test batch the model has right; for texts, the sum of their losses."""
 
     @abstractmethod
     def weights(self) -> Iterable[NDArray[Any]]:
@@ -152,13 +149,13 @@ class Run(ABC):
 
     def warm_up(self) -> None:
         """Take a few steps: what is compiled at first use is compiled then. The run is of no use afterwards."""
-        for number, batch in self.batches(WARM_UP_STEPS):
+        for number, batch in self.batches(self.plan.warm_up):
             self.step(number, batch)
 
     def go(self, emit: Emit) -> Record:
         """Train, measure quality now and then, and sum up."""
         steps = self.job.steps
-        measured = evaluation_steps(steps, self.plan.evaluations)
+        measured = evaluation_steps(steps, self.plan.evaluations, self.period)
         throttle, identical = Throttle(), True
         for number, batch in self.batches(steps):
             loss = self.step(number, batch)
@@ -171,26 +168,27 @@ class Run(ABC):
                 self._note(number, loss, quality)
                 emit({"event": "evaluation", "spec": self.spec, "step": number, "quality": quality})
                 identical = identical and self.identical()
-        return self._record(identical)
+        return self._record(identical and (bool(measured) or self.identical()))
 
     def batches(self, count: int) -> Iterator[tuple[int, Batch]]:
         """The first training batches of this rank, numbered from 1."""
         plan = self.plan
-        endless = self.job.data.train_batches(self.job.rank, plan.workers, plan.batch, plan.seed)
+        endless = self.job.data.train_batches(self.job.rank, plan.workers, plan.batch * plan.accumulate, plan.seed)
         return enumerate(itertools.islice(endless, count), start=1)
 
     def rate(self, number: int) -> float:
         """The learning rate of a step."""
-        return self.plan.learning_rate * _schedule(number / self.job.steps)
+        return self.plan.learning_rate * schedule_of(self.plan.schedule)(number / self.job.steps)
 
     def quality(self) -> float:
-        """The share of the whole test set that the model has right."""
-        right, seen = 0, 0
-        for batch in self.job.data.test_batches(self.job.rank, self.plan.workers):
-            right += self.right(batch)
+        """The mean score over the test set, or the part of it that the plan asks for."""
+        score, seen = 0.0, 0
+        batches = self.job.data.test_batches(self.job.rank, self.plan.workers)
+        for batch in itertools.islice(batches, self.plan.test_batches):
+            score += self.score(batch)
             seen += len(batch[0])
-        all_right, all_seen = self.gathered([right, seen]).sum(0).tolist()
-        return float(all_right / all_seen)
+        whole_score, all_seen = self.gathered([score, seen]).sum(0).tolist()
+        return float(whole_score / all_seen)
 
     def identical(self) -> bool:
         """Whether all ranks have the same weights, bit for bit."""
@@ -205,7 +203,7 @@ class Run(ABC):
         self._curve.append({"step": step, "loss": loss, "quality": quality} | spent)
 
     def _record(self, identical: bool) -> Record:
-        qualities = [point["quality"] for point in self._curve]
+        qualities = [point["quality"] for point in self._curve] or [float("nan")]
         ledger, cost = self.ledger, self.ledger.cost
         largest = self.gathered([cost.sent_bytes, cost.dense_bytes, cost.message_bytes]).max(0)
         sent_bytes, dense_bytes, message_bytes = map(int, largest)
@@ -213,26 +211,21 @@ class Run(ABC):
             spec=self.spec,
             metric=self.task.metric,
             quality=qualities[-1],
-            best_quality=max(qualities),
+            best_quality=(min if self.task.lower_is_better else max)(qualities),
             parameters=self.job.parameters,
             steps=self.job.steps,
             steps_per_epoch=self.job.steps_per_epoch,
             bytes_sent=sent_bytes,
             bytes_dense=ring_bytes(dense_bytes, self.plan.workers),
             message_bytes=message_bytes,
+            gradient_bytes=dense_bytes,
             seconds=ledger.seconds(self.gathered(ledger.exchanges)),
             replicas_identical=identical,
             gradient_zeros=self.zeros(),
             stolen_share=self._stolen.share(),
+            data_note=self.job.data.note,
+            lower_is_better=self.task.lower_is_better,
+            seed=self.plan.seed,
             losses=self._losses,
             curve=self._curve,
         )
-
-
-def _schedule(progress: float) -> float:
-    """A short rise, then half a cosine down.
-
-    >>> [round(_schedule(progress), 2) for progress in (0.025, 0.05, 0.5, 1.0)]
-    [0.5, 0.99, 0.5, 0.0]
-    """
-    return min(1.0, progress / 0.05) * 0.5 * (1 + float(np.cos(np.pi * progress)))

@@ -14,24 +14,21 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from ...errors import ConfigError
 from ...step.stats import StepStats, ring_bytes
 from ...tensorflow import DistributedOptimizer
 from . import tensorflow_cluster, tensorflow_models
 from .batches import Batch
 from .contract import Emit, Plan, serve
-from .run import WARM_UP_STEPS, Job, Run, read, train_all
-from .tasks import Task
+from .run import Job, Run, train_all
+from .tasks import Task, read_data
 
 
 def train(plan: Plan, emit: Emit) -> None:
     """Join the other workers and train every spec of the plan. Rank 0 emits."""
-    if plan.topology != "allgather":
-        raise ConfigError(f"with tensorflow the topology is allgather, got {plan.topology!r}")
     tensorflow_cluster.join()
     tf.config.threading.set_intra_op_parallelism_threads(int(os.environ.get("OMP_NUM_THREADS", "0")))
     team = Team()
-    job = Job(plan, read(plan), team.rank, tensorflow_models.build(plan.model, plan.seed).count_params())
+    job = Job(plan, read_data(plan), team.rank, tensorflow_models.build(plan.model, plan.seed).count_params())
 
     def warm(spec: str) -> Run:
         run = TensorFlowRun(job, spec, team)
@@ -79,7 +76,7 @@ class TensorFlowRun(Run):
         """Compile the step of this run; afterwards all is as before."""
         variables = [*self.model.variables, *self.optimizer.variables]
         before = [variable.numpy() for variable in variables]
-        for _, batch in self.batches(WARM_UP_STEPS):
+        for _, batch in self.batches(self.plan.warm_up):
             self._compiled(*batch)
             gradients = self._gradients(*batch)[1]
         self._zeros = 1 - sum(np.count_nonzero(each) for each in gradients) / self.job.parameters
@@ -117,9 +114,9 @@ class TensorFlowRun(Run):
             share = loss / self.team.size
         return loss, tape.gradient(share, [variable.value for variable in self.model.trainable_variables])
 
-    def right(self, batch: Batch) -> int:
+    def score(self, batch: Batch) -> float:
         images, labels = batch
-        return int((self.model(images).numpy().argmax(1) == labels).sum())
+        return float((self.model(images).numpy().argmax(1) == labels).sum())
 
     def weights(self) -> Iterable[NDArray[Any]]:
         arrays: list[NDArray[Any]] = self.model.get_weights()
@@ -141,7 +138,7 @@ def _optimizer(plan: Plan, spec: str, task: Task) -> Any:
     if spec == "dense":
         return optimizer
     memory: Any = plan.memory
-    return DistributedOptimizer(optimizer, spec, memory=memory, small_tensor_numel=plan.small, seed=plan.seed)
+    return DistributedOptimizer(optimizer, spec, memory=memory, small_tensor_numel=plan.small, topology=plan.topology, seed=plan.seed)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from .batches import Data
-from .ml1m import Interactions
+from .torch_gpt import GPT
+from .torch_resnet50 import ResNet50
 
 
 class ResNet20(nn.Module):
@@ -25,7 +26,7 @@ class ResNet20(nn.Module):
         self.head = nn.Linear(64, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
+        """Return the scores of the classes."""
         features = self.blocks(functional.relu(self.norm(self.stem(images))))
         return cast(Tensor, self.head(features.mean((2, 3))))
 
@@ -62,7 +63,7 @@ class DenseNet40(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores of the classes."""
+        """Return the scores of the classes."""
         return cast(Tensor, self.layers(images))
 
 
@@ -77,7 +78,10 @@ class _Dense(nn.Module):
 
 
 class NeuMF(nn.Module):
-    """Neural matrix factorisation: 64 factors that are multiplied beside 128 that go through three layers, for users and items each."""
+    """Neural matrix factorisation: 64 factors that are multiplied beside 128 that go through three layers, for users and items each.
+
+    With the 138,493 users and 26,744 items of MovieLens-20M: 31,832,577 parameters (paper, Table 1).
+    """
 
     def __init__(self, users: int, items: int, factors: int = 64, deep: int = 128) -> None:
         super().__init__()
@@ -90,7 +94,7 @@ class NeuMF(nn.Module):
             nn.init.normal_(embedding.weight, std=0.01)
 
     def forward(self, users: Tensor, items: Tensor) -> Tensor:
-        """A score for each pair."""
+        """Return a score for each pair."""
         product = self.user_factors(users) * self.item_factors(items)
         deep = self.layers(torch.cat([self.user_deep(users), self.item_deep(items)], -1))
         return cast(Tensor, self.head(torch.cat([product, deep], -1)).squeeze(-1))
@@ -116,19 +120,25 @@ def cnn() -> nn.Module:
     )
 
 
-_MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": mlp, "cnn": cnn, "resnet20": ResNet20, "densenet40": DenseNet40}
+_MODELS: dict[str, Callable[[Any], nn.Module]] = {
+    "mlp": lambda data: mlp(),
+    "cnn": lambda data: cnn(),
+    "resnet20": lambda data: ResNet20(),
+    "densenet40": lambda data: DenseNet40(),
+    "resnet50": lambda data: ResNet50(),
+    "gpt": lambda data: GPT(),
+    "neumf": lambda data: NeuMF(data.user_count, data.item_count),
+}
 
 
 def build(name: str, data: Data, seed: int) -> nn.Module:
-    """The model of this name with the initial weights of this seed."""
+    """Return the model of this name for this data, with the initial weights of this seed."""
     torch.manual_seed(seed)
-    if isinstance(data, Interactions):
-        return NeuMF(data.user_count, data.item_count)
-    return _MODELS[name]()
+    return _MODELS[name](data)
 
 
 def parameter_count(model: nn.Module) -> int:
-    """Elements of all parameters.
+    """Return the number of elements of all parameters.
 
     >>> parameter_count(ResNet20()), parameter_count(DenseNet40())
     (269722, 1019722)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,26 +16,23 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
-from ...step.topology import TOPOLOGIES
-from ...torch import DeepReduceState
 from . import torch_models
 from .batches import Batch
 from .contract import Emit, Plan, serve
-from .run import Job, Run, read, train_all
-from .tasks import Task
-from .torch_probe import Probe, Watched
+from .run import Job, Run, train_all
+from .tasks import Task, read_data
+from .torch_methods import MOMENTUM, method_of
+from .torch_precision import DTYPES, Optimizer
+from .ways import Way
 
 _TOP = 10
-_PROBED_STEP = 5
-_BUCKET_MB = 25  # also of the first bucket when it is given: these models then go in one, and the parts of a step can be told apart
 
 
 def train(plan: Plan, emit: Emit) -> None:
     """Join the other workers and train every spec of the plan. Rank 0 emits."""
     with _process_group():
-        data = read(plan)
+        data = read_data(plan)
         size = torch_models.parameter_count(torch_models.build(plan.model, data, plan.seed))
         job = Job(plan, data, dist.get_rank(), size)
 
@@ -56,47 +54,61 @@ def _process_group() -> Iterator[None]:
 
 
 class TorchRun(Run):
-    """One spec: DDP with the hook of deepreduce, whose exchanges are watched."""
+    """One spec, by its method, whose exchanges are watched."""
 
     def __init__(self, job: Job, spec: str) -> None:
         super().__init__(job, spec)
-        plan, exchanges = job.plan, self.ledger.exchanges
-        self.model = torch_models.build(plan.model, job.data, plan.seed)
-        self.parallel = DistributedDataParallel(self.model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
-        self.state = DeepReduceState(
-            spec,
-            topology="dense" if spec == "dense" else Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
-            memory=plan.memory,  # type: ignore[arg-type]
-            small_tensor_numel=plan.small,
-            model=self.model,
-            seed=plan.seed,
-        )
-        self.probe = Probe(min(_PROBED_STEP, job.steps - 1), exchanges)
-        self.parallel.register_comm_hook(self.state, self.probe.hook)
-        self.optimizer = _optimizer(self.model, self.task, plan.learning_rate)
+        plan, way = job.plan, Way.parse(spec)
+        momentum = 0.0 if way.kind == "dgc" else MOMENTUM
+        self.model = torch_models.build(plan.model, job.data, plan.seed).to(DTYPES[plan.precision])
+        self.optimizer = Optimizer(self.model, plan.precision, partial(_optimizer, task=self.task, momentum=momentum), self.task.clip)
+        self.method = method_of(way, plan, self.model, self.optimizer.inner, job.steps, self.ledger.exchanges)
+        self.period = self.method.period
+
+    def warm_up(self) -> None:
+        super().warm_up()
+        self.method.agree()
 
     def step(self, number: int, batch: Batch) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(number)
         start = time.perf_counter()
         self.optimizer.zero_grad()
-        loss = self._loss(_tensors(batch))
-        loss.backward()  # type: ignore[no-untyped-call]
-        exposed = time.perf_counter() - self.probe.ready_at
-        self.optimizer.step()
+        loss = self._accumulated(batch)
+        backward_end = time.perf_counter()
+        self.optimizer.step(self.rate(number))
         seconds = time.perf_counter() - start
-        self.ledger.add(seconds, seconds - exposed, self.state.stats().last)
-        return float(loss.detach())
+        cost, exposed = self.method.finish(backward_end)
+        self.ledger.add(seconds, seconds - exposed, cost)
+        return loss
+
+    def _accumulated(self, batch: Batch) -> float:
+        """Return the loss of the whole batch, whose gradients are exchanged with its last part. Each part has some of all examples."""
+        parts, loss = self.plan.accumulate, 0.0
+        for number in range(parts):
+            some = self._tensors([array[number::parts] for array in batch])
+            with nullcontext() if number == parts - 1 else self.method.accumulating():
+                part = self._loss(some) * (len(some[0]) / len(batch[0]))
+                (part * self.optimizer.loss_scale).backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach())
+        return loss
+
+    def _tensors(self, batch: Sequence[NDArray[Any]]) -> list[Tensor]:
+        """Return a batch as tensors, numbers with fractions in the precision of the model."""
+        tensors = [torch.from_numpy(np.ascontiguousarray(array)) for array in batch]
+        return [each.to(DTYPES[self.plan.precision]) if each.is_floating_point() else each for each in tensors]
 
     def _loss(self, batch: Sequence[Tensor]) -> Tensor:
-        scores = self.parallel(*batch[:-1])
+        scores = self.method.model(*batch[:-1]).float()
         if self.task.kind == "ranking":
-            return functional.binary_cross_entropy_with_logits(scores, batch[-1])
+            return functional.binary_cross_entropy_with_logits(scores, batch[-1].float())
+        if self.task.kind == "text":
+            return functional.cross_entropy(scores.flatten(0, 1), batch[-1].flatten())
         return functional.cross_entropy(scores, batch[-1])
 
     @torch.no_grad()
     def quality(self) -> float:
-        """With the buffers of rank 0 in all models."""
+        """With the same parameters, and the buffers of rank 0, in all models."""
+        cost, seconds = self.method.agree()
+        self.ledger.add(seconds, 0.0, cost)
         for buffer in self.model.buffers():
             dist.broadcast(buffer, 0)
         self.model.eval()
@@ -104,19 +116,22 @@ class TorchRun(Run):
         self.model.train()
         return quality
 
-    def right(self, batch: Batch) -> int:
+    def score(self, batch: Batch) -> float:
+        tensors = self._tensors(batch)
         if self.task.kind == "ranking":
-            users, items = _tensors(batch)
+            users, items = tensors
             scores = self.model(users[:, None].expand_as(items), items)
-            return int(((scores[:, 1:] >= scores[:, :1]).sum(1) < _TOP).sum())
-        images, labels = _tensors(batch)
-        return int((self.model(images).argmax(1) == labels).sum())
+            return float(((scores[:, 1:] >= scores[:, :1]).sum(1) < _TOP).sum())
+        scores = self.model(tensors[0])
+        if self.task.kind == "text":
+            return float(functional.cross_entropy(scores.flatten(0, 1), tensors[1].flatten())) * len(scores)
+        return float((scores.argmax(1) == tensors[1]).sum())
 
     def weights(self) -> Iterator[NDArray[Any]]:
-        return (parameter.detach().numpy() for parameter in self.model.parameters())
+        return (parameter.detach().float().numpy() for parameter in self.model.parameters())
 
     def zeros(self) -> float:
-        return self.probe.zeros
+        return self.method.zeros
 
     def gathered(self, numbers: Sequence[float]) -> NDArray[np.float64]:
         mine = torch.tensor(numbers, dtype=torch.float64)
@@ -125,14 +140,12 @@ class TorchRun(Run):
         return torch.stack(everyone).numpy()
 
 
-def _tensors(batch: Batch) -> list[Tensor]:
-    return [torch.from_numpy(array) for array in batch]
-
-
-def _optimizer(model: nn.Module, task: Task, learning_rate: float) -> torch.optim.Optimizer:
+def _optimizer(parameters: Iterable[nn.Parameter], task: Task, momentum: float) -> torch.optim.Optimizer:
     if task.optimizer == "adam":
-        return torch.optim.Adam(model.parameters(), learning_rate)
-    return torch.optim.SGD(model.parameters(), learning_rate, momentum=0.9, weight_decay=task.weight_decay)
+        return torch.optim.Adam(parameters)
+    if task.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, betas=(0.9, 0.95), weight_decay=task.weight_decay)
+    return torch.optim.SGD(parameters, momentum=momentum, weight_decay=task.weight_decay)
 
 
 if __name__ == "__main__":

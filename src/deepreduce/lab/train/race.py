@@ -1,0 +1,47 @@
+"""Time to quality: when each run was as good as dense training at its end, and what a slow link makes of that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..report.quantity import in_bytes, in_seconds
+from .contract import Record
+from .links import parse_rate
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """The first evaluation at which a run was as good as dense training at its end."""
+
+    step: int
+    seconds: float
+    bytes_sent: float
+
+    def __str__(self) -> str:
+        return f"{in_seconds(self.seconds)}, {in_bytes(self.bytes_sent)}"
+
+
+def dense_run(records: Sequence[Record]) -> Record | None:
+    """Return the dense run, if there is one."""
+    return next((record for record in records if record.spec == "dense"), None)
+
+
+def arrival(record: Record, wanted: float, rate: str | None = None) -> Arrival | None:
+    """Return when a run reached a quality, None if it did not; with a `rate`, as it would be on a link of it."""
+    for point in record.curve:
+        if record.reaches(point["quality"], wanted):
+            return Arrival(int(point["step"]), seconds_at(record, point, rate), point["bytes_sent"])
+    return None
+
+
+def seconds_at(record: Record, point: dict[str, float], rate: str | None = None) -> float:
+    """Return the seconds until an evaluation: as measured, or computed for a link of a rate.
+
+    Computed are those that were not spent with communication, and the time that the link is busy with what was sent until then.
+    """
+    if rate is None:
+        return point["seconds"]
+    total = record.seconds["total"]
+    computing = 1 - min(1.0, record.seconds["communication"] / total) if total else 1.0
+    return computing * point["seconds"] + 8 * point["bytes_sent"] / parse_rate(rate)

@@ -1,0 +1,137 @@
+"""How the workers of a run exchange what they learn: gradients by a hook of DDP, or the changes of local steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ...errors import ConfigError
+from ...step.policy import Spec
+from ...step.residual import ResidualMemory
+from ...step.schedule import Schedule
+from ...step.stats import StepStats
+from ...step.topology import TOPOLOGIES
+from ...torch import DeepReduceState, LocalSteps
+from .contract import Plan
+from .torch_probe import Probe, Watched
+from .ways import Way
+
+MOMENTUM = 0.9
+_PROBED_STEP = 5
+_BUCKET_MB = 25  # also of the first bucket when it is given: these models then go in one, and the parts of a step can be told apart
+
+
+class Method(ABC):
+    """The exchange of one run. `model` is what computes the loss."""
+
+    model: nn.Module
+    period = 1
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Inside, gradients are added up and not exchanged."""
+        return nullcontext()
+
+    @abstractmethod
+    def finish(self, backward_end: float) -> tuple[StepStats, float]:
+        """Return what the step cost, and the seconds of it in which nothing was computed; the backward pass ended at `backward_end`."""
+
+    def agree(self) -> tuple[StepStats, float]:
+        """Give all workers the same parameters, if they do not have them; return what it cost, and its seconds."""
+        return StepStats(step=-1), 0.0
+
+    @property
+    @abstractmethod
+    def zeros(self) -> float:
+        """The share of zeros in a gradient of an early step."""
+
+
+def method_of(way: Way, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, exchanges: list[float]) -> Method:
+    """Return the exchange of a run, the seconds of which go to `exchanges`."""
+    kind = Changes if way.kind == "local" else Gradients
+    return kind(way, plan, model, optimizer, min(_PROBED_STEP, steps - 1), exchanges)
+
+
+class Gradients(Method):
+    """DDP with the hook of deepreduce, or its own allreduce for dense ones."""
+
+    def __init__(
+        self, way: Way, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
+    ) -> None:
+        spec: Spec = Schedule(way.spec, way.steps) if way.kind == "dgc" else way.spec
+        self.model = self._parallel = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
+        self._state = DeepReduceState(
+            spec,
+            topology="dense" if spec == "dense" else Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
+            memory=ResidualMemory(momentum=MOMENTUM) if way.kind == "dgc" else plan.memory,  # type: ignore[arg-type]
+            small_tensor_numel=plan.small,
+            model=model,
+            seed=plan.seed,
+        )
+        self._probe = Probe(probed_step, exchanges)
+        self._parallel.register_comm_hook(self._state, self._probe.hook)
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return self._parallel.no_sync()
+
+    def finish(self, backward_end: float) -> tuple[StepStats, float]:
+        return self._state.stats().last, backward_end - self._probe.ready_at
+
+    @property
+    def zeros(self) -> float:
+        return self._probe.zeros
+
+
+class Changes(Method):
+    """`LocalSteps`. The bytes of dense gradients count for every step, as these are what the changes stand for."""
+
+    def __init__(
+        self, way: Way, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
+    ) -> None:
+        if plan.precision != "fp32":
+            raise ConfigError(f"updates and local steps train in fp32, got {plan.precision}")
+        self.model, self.period = model, way.steps
+        rate, momentum = way.outer or (1.0, 0.0)
+        self._local = LocalSteps(
+            model,
+            optimizer,
+            way.spec,
+            way.steps,
+            partial(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0) if way.outer else None,
+            topology=Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
+            memory=plan.memory,  # type: ignore[arg-type]
+            small_tensor_numel=plan.small,
+            seed=plan.seed,
+        )
+        self._dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        self._probed_step, self._steps, self._counted, self._zeros = probed_step, 0, 0, 0.0
+
+    def finish(self, backward_end: float) -> tuple[StepStats, float]:
+        if self._steps == self._probed_step:
+            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            nonzero = sum(int(torch.count_nonzero(gradient)) for gradient in gradients)
+            self._zeros = 1 - nonzero / sum(gradient.numel() for gradient in gradients)
+        self._steps += 1
+        return self._uncounted(self._dense_bytes)
+
+    def _uncounted(self, dense_bytes: int) -> tuple[StepStats, float]:
+        """The cost of the meeting of this step, if there was one."""
+        if self._counted == self._local.meetings:
+            return StepStats(self._steps, dense_bytes=dense_bytes), 0.0
+        self._counted = self._local.meetings
+        cost = self._local.stats().last
+        return replace(cost, dense_bytes=dense_bytes), cost.encode_seconds + cost.exchange_seconds + cost.decode_seconds
+
+    def agree(self) -> tuple[StepStats, float]:
+        self._local.meet()
+        return self._uncounted(dense_bytes=0)
+
+    @property
+    def zeros(self) -> float:
+        return self._zeros

@@ -1,0 +1,74 @@
+"""The ways to train that a plan names: what is exchanged, how often, and by which codec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...errors import ConfigError
+from ...pipeline import parse
+
+Kind = Literal["gradients", "dgc", "local"]
+
+METHODS = (
+    "gradients (compressed by a DDP hook), dgc:STEPS (the same with momentum correction, and density warm-up over STEPS steps), updates "
+    "(compressed changes after every optimizer step) or local:EVERY[,outer=RATE][,momentum=M] (changes after EVERY steps)"
+)
+_OUTER = (0.7, 0.6)
+_OUTER_FROM = 10  # with fewer steps between meetings its momentum adds to that of the inner optimizer, and does harm
+
+
+@dataclass(frozen=True)
+class Way:
+    """One run of a plan. `steps` are those of the warm-up or between meetings, `outer` is the rate and the Nesterov momentum.
+
+    As text: the codec alone for gradients, else the method before it. Ten and more local steps of codecs that keep all values have an
+    outer optimizer unless it is given, others none.
+
+    >>> Way.parse("local:10 none/all/lloyd:2")
+    Way(kind='local', spec='none/all/lloyd:2', steps=10, outer=(0.7, 0.6))
+    >>> Way.parse("updates topr:0.01/rice/qsgd").outer is None
+    True
+    """
+
+    kind: Kind
+    spec: str
+    steps: int = 1
+    outer: tuple[float, float] | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Way:
+        """Return the way that a text of a plan names."""
+        method, _, spec = text.rpartition(" ")
+        name, _, rest = method.partition(":")
+        first, *pairs = rest.split(",")
+        try:
+            given = {key: float(number) for key, number in (pair.split("=") for pair in pairs)}
+            if name in ("", "gradients") and not rest:
+                return cls("gradients", spec)
+            if name == "updates" and not rest:
+                return cls("local", spec)
+            if name == "dgc" and not given and int(first) > 0:
+                return cls("dgc", spec, int(first))
+            if name == "local" and int(first) > 0 and given.keys() <= {"outer", "momentum"}:
+                return cls("local", spec, int(first), _outer(spec, int(first), given))
+        except ValueError as error:
+            raise ConfigError(f"a method is {METHODS}; got {method!r}") from error
+        raise ConfigError(f"a method is {METHODS}; got {method!r}")
+
+
+def way_text(method: str, spec: str) -> str:
+    """Return the text of a codec by a method; dense is dense by any.
+
+    >>> way_text("gradients", "topr:0.01/rice/qsgd"), way_text("local:30", "topr:0.01/rice/qsgd"), way_text("updates", "dense")
+    ('topr:0.01/rice/qsgd', 'local:30 topr:0.01/rice/qsgd', 'dense')
+    """
+    text = spec if method == "gradients" or spec == "dense" else f"{method} {spec}"
+    Way.parse(text)
+    return text
+
+
+def _outer(spec: str, steps: int, given: dict[str, float]) -> tuple[float, float] | None:
+    if given:
+        return given.get("outer", 1.0), given.get("momentum", 0.0)
+    return _OUTER if steps >= _OUTER_FROM and parse(spec).sparsifier.lossless else None

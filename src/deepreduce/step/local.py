@@ -1,0 +1,186 @@
+"""Local steps: every rank trains by itself, and after some steps all ranks meet and go on from the same parameters.
+
+::
+
+    parameters ─ train alone ─ change since the last meeting ─┐
+                                                              ├ Reducer: the mean of all changes, with error feedback
+    parameters ─ the same on all ranks ─ applied to the anchor ┘
+
+The change is written as a gradient is, ``anchor - parameters``, so that an optimizer can take a step with its mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import InputError, PeerError
+from ..parameters import natural, shown
+from ..pipeline import DeepReduce, parse
+from ..source import Source
+from .arrays import Array, arrays_of
+from .checkpoint import Checkpoint
+from .frame import Exchange, PeerFailure, open_frames, seal
+from .policy import Policy, StepPolicy, policy_at
+from .reducer import Bucket, Memory, Reducer
+from .residual import Gradient
+from .stats import StepStats
+from .transport import Transport
+
+DIGEST_BYTES = 8
+_DENSE = parse("dense")
+
+
+@dataclass(frozen=True)
+class ExceptDense:
+    """Another policy for all tensors but those named, which travel as they are.
+
+    >>> from deepreduce.step.policy import policy_of
+    >>> from deepreduce.source import as_source
+    >>> policy = ExceptDense(policy_of("topr:0.01/raw/raw", 0), frozenset({"norm.running_mean"}))
+    >>> [str(policy.codec_for(name, as_source(np.ones(9)))) for name in ("weight", "norm.running_mean")]
+    ['topr:0.01/raw/raw', 'none/all/raw']
+    """
+
+    policy: Policy | StepPolicy
+    names: frozenset[str] = field(repr=False)
+
+    def at(self, step: int) -> ExceptDense:
+        """Return the policy of this step."""
+        return ExceptDense(policy_at(self.policy, step), self.names)
+
+    def codec_for(self, name: str, source: Source) -> DeepReduce:
+        """Return the codec for this tensor."""
+        return _DENSE if name in self.names else policy_at(self.policy, 0).codec_for(name, source)
+
+
+@dataclass
+class LocalTraining:
+    """The parameters of one rank between two meetings.
+
+    `anchors` holds every tensor as it was after the last meeting, in the dtype to add up in, the same on all ranks. A tensor without an
+    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last meeting.
+
+    >>> from deepreduce.step.policy import policy_of
+    >>> from deepreduce.step.residual import ResidualMemory
+    >>> from deepreduce.step.topology import AllGather
+    >>> from deepreduce.step.transport import Alone
+    >>> training = LocalTraining(Reducer(policy_of("topr:1/raw/raw", 0), AllGather()), Memory(ResidualMemory(), None), every=2)
+    >>> weight = np.float32([5, 5])
+    >>> training.watch({"w": weight})
+    ['w']
+    >>> for _ in range(4):
+    ...     weight -= np.float32([3, 2])
+    ...     if training.is_due():
+    ...         means, _ = training.meet({"w": weight}, Alone())
+    ...         training.apply({"w": weight}, means)
+    ...     print(weight)
+    [2. 3.]
+    [-1.  5.]
+    [-4.  3.]
+    [-1. -3.]
+    """
+
+    reducer: Reducer
+    memory: Memory
+    every: int = 1
+    anchors: dict[str, Array] = field(default_factory=dict)
+    steps: int = 0
+    meetings: int = 0
+
+    def __post_init__(self) -> None:
+        self.every = natural(self.every, "every")
+        if self.every < 1:
+            raise InputError(f"every is a number of steps, at least 1; got {shown(self.every)}")
+
+    def watch(self, tensors: Mapping[str, Array]) -> list[str]:
+        """Take the present values of tensors that are new as their anchors; return the names of these."""
+        new = [name for name in tensors if name not in self.anchors]
+        for name in new:
+            self._set_anchor(name, tensors[name])
+        return new
+
+    def is_due(self) -> bool:
+        """Count one local step and return whether the ranks meet after it."""
+        self.steps += 1
+        return self.steps >= self.every
+
+    def meet(self, tensors: Mapping[str, Array], transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
+        """Return the mean over all ranks of ``anchor - tensor``, the same everywhere, and what it cost. No tensor is changed yet.
+
+        Raises `InputError` on all ranks where some rank has a NaN or an infinity.
+        """
+        names = list(tensors)
+        changes = [self._change(name, tensors[name]) for name in names]
+        bucket = Bucket(names, changes, self.meetings)
+        try:
+            means, cost = self.reducer.reduce(bucket, self.memory, transport)
+        except PeerFailure:
+            raise  # told to all ranks
+        except BaseException:
+            transport.close()  # here alone: the others must not wait
+            raise
+        for name, mean in zip(names, means, strict=True):
+            if arrays_of(mean).first_nonfinite(mean) is not None:
+                raise InputError(f"{name} is not finite on some rank after {self.steps} local steps: training diverged there")
+        self.meetings += 1
+        self.steps = 0
+        return dict(zip(names, means, strict=True)), cost
+
+    def apply(self, tensors: Mapping[str, Array], means: Mapping[str, Gradient]) -> None:
+        """Subtract the mean changes from the anchors, and write these over the tensors, in place."""
+        for name, mean in means.items():
+            arrays, tensor = arrays_of(tensors[name]), tensors[name]
+            moved = arrays.wide_sum(self._start(name, tensor), [(mean, -1.0)])
+            if name in self.anchors:
+                self.anchors[name] = moved
+            arrays.assign_(tensor, moved)
+
+    def rewind_(self, name: str, tensor: Array) -> None:
+        """Write the anchor over a tensor, in place."""
+        arrays_of(tensor).assign_(tensor, self.anchors[name])
+
+    def follow(self, tensors: Mapping[str, Array]) -> None:
+        """Take tensors as the new anchors, after something else has moved them in the same way on all ranks."""
+        for name, tensor in tensors.items():
+            self._set_anchor(name, tensor)
+
+    def load(self, checkpoint: Checkpoint, anchors: Mapping[str, Array], steps: int) -> None:
+        """Go on from a checkpoint, which is one of this rank."""
+        for memory, held in ((self.memory.own, checkpoint.memory), (self.memory.owned, checkpoint.owned)):
+            if memory is not None:
+                memory.load_state_dict(held)
+        self.memory.numels.update(checkpoint.numels)
+        self.anchors, self.steps, self.meetings = dict(anchors), steps, checkpoint.step
+
+    def _set_anchor(self, name: str, tensor: Array) -> None:
+        arrays = arrays_of(tensor)
+        self.anchors[name] = arrays.copy(arrays.wide(tensor))
+
+    def _change(self, name: str, tensor: Array) -> Gradient:
+        arrays = arrays_of(tensor)
+        start = arrays.narrow(self._start(name, tensor), arrays.dtype(tensor))  # as half precisions have rounded it
+        return arrays.wide_sum(start, [(arrays.wide(tensor), -1.0)])
+
+    def _start(self, name: str, tensor: Array) -> Array:
+        return self.anchors[name] if name in self.anchors else arrays_of(tensor).zeros(tensor)
+
+
+def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Transport, step: int) -> None:
+    """Raise `PeerError` on all ranks unless these tensors have the same digests everywhere, each of `DIGEST_BYTES`.
+
+    >>> from deepreduce.step.transport import Alone
+    >>> check_equal(["weight"], [b"8 bytes!"], Alone(), step=0)
+    """
+    exchange = Exchange("the digests of the initial parameters", len(names), step, DIGEST_BYTES * len(names))
+    frames = transport.all_gather(seal(b"".join(digests), exchange), exchange)
+    rows = [np.frombuffer(body, f"V{DIGEST_BYTES}") for body in open_frames(frames, exchange, transport.rank)]
+    for rank, row in enumerate(rows):
+        different = np.flatnonzero(row != rows[0]) if row.shape == rows[0].shape else np.array([0])
+        if different.size:
+            raise PeerError(
+                f"rank {rank} starts with other values of {names[different[0]]} than rank 0 (and so for {different.size} of {len(names)}): "
+                "local steps start from equal parameters; set one seed or load one checkpoint on all ranks, or broadcast them from rank 0"
+            )

@@ -1,0 +1,67 @@
+"""Settings that go together, by the name of the optimizer they were measured with. `docs/training.md` has the measurements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from .residual import ResidualMemory
+from .schedule import Schedule
+
+
+@dataclass(frozen=True)
+class GradientRecipe:
+    """How gradients are sent. `momentum` is accumulated in the memory: the optimizer has none itself."""
+
+    spec: str
+    warm_up_steps: int
+    momentum: float
+
+    def schedule(self) -> Schedule:
+        """Return the spec with its warm-up."""
+        return Schedule(self.spec, self.warm_up_steps)
+
+    def memory(self) -> ResidualMemory:
+        """Return a memory with momentum correction."""
+        return ResidualMemory(momentum=self.momentum)
+
+
+@dataclass(frozen=True)
+class LocalRecipe:
+    """How the changes of local steps are sent, and the rate and Nesterov momentum of the outer SGD."""
+
+    spec: str
+    every: int
+    outer_rate: float
+    outer_momentum: float
+
+
+GRADIENT_RECIPES = {"sgd": GradientRecipe("topr:0.01/rice/qsgd", warm_up_steps=500, momentum=0.9)}
+LOCAL_RECIPES = {"adam": LocalRecipe("none/all/lloyd:2", every=10, outer_rate=0.7, outer_momentum=0.6)}
+
+
+def gradient_recipe(name: str) -> GradientRecipe:
+    """Return the recipe for compressed gradients of this name.
+
+    >>> gradient_recipe("adam")
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.ConfigError: recipes for gradients are sgd, got 'adam': compressed gradients make adaptive optimizers slow, so
+    LocalSteps with recipe="adam" sends what the optimizer changed
+    """
+    if name not in GRADIENT_RECIPES:
+        why = f': compressed gradients make adaptive optimizers slow, so LocalSteps with recipe="{name}" sends what the optimizer changed'
+        raise ConfigError(f"recipes for gradients are {', '.join(GRADIENT_RECIPES)}, got {name!r}{why if name in LOCAL_RECIPES else ''}")
+    return GRADIENT_RECIPES[name]
+
+
+def local_recipe(name: str) -> LocalRecipe:
+    """Return the recipe for local steps of this name.
+
+    >>> local_recipe("adam").every
+    10
+    """
+    if name not in LOCAL_RECIPES:
+        advice = ': DeepReduceState(recipe="sgd") sends gradients, which suits SGD' if name in GRADIENT_RECIPES else ""
+        raise ConfigError(f"recipes for local steps are {', '.join(LOCAL_RECIPES)}, got {name!r}{advice}")
+    return LOCAL_RECIPES[name]

@@ -1,0 +1,302 @@
+"""Training without exchanging gradients: the optimizer's own steps, and the mean of what they changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from hashlib import blake2b
+from types import TracebackType
+from typing import Any, Literal, Self
+from warnings import warn
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from ..errors import ConfigError, InputError
+from ..parameters import natural, shown
+from ..step.arrays import arrays_of
+from ..step.checkpoint import Checkpoint, memory_of
+from ..step.local import DIGEST_BYTES, ExceptDense, LocalTraining, check_equal
+from ..step.policy import BySize, Spec, policy_at, policy_of, title
+from ..step.recipes import LOCAL_RECIPES, local_recipe
+from ..step.reducer import Reducer
+from ..step.residual import ResidualMemory
+from ..step.stats import Stats
+from ..step.topology import Topology
+from ..step.transport import Transport
+from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
+from .outer import Outer, OuterOptimizer
+from .state import memory_named, topology_named
+from .transport import connect
+from .views import view
+
+_KEYS = {"exchange", "anchors", "steps", "outer"}
+_COMPILED = "_orig_mod."  # what torch.compile puts into the names of parameters
+
+
+class LocalSteps:
+    """Lets every rank take its own optimizer steps, and after every `every` of them brings all ranks to the same parameters, bit for bit.
+
+    For any optimizer, without DDP: the loop stays as it is. At a meeting, the change of the parameters since the last one is compressed
+    with error feedback and exchanged, and its mean is applied. ``every=1`` is compressed data parallelism for optimizers such as Adam,
+    which do not bear compressed gradients; ``every=30`` with an `outer` optimizer is DiLoCo.
+
+    - `model`: the module that is trained, without DDP; it gives parameters their names. All ranks start with equal parameters.
+    - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
+    - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
+    - `every`: steps between two meetings; default 1.
+    - `outer`: None applies the mean. An optimizer of the same parameters, or what makes one of a list of parameters, takes a step from
+      the last meeting with the mean change as gradient, such as ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
+    - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; each may still be given.
+    - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every meeting, ``"keep"`` leaves each rank its own.
+    - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
+    - `topology`, `memory`, `small_tensor_numel`, `process_group`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
+
+    >>> model = torch.nn.Linear(3, 1)
+    >>> optimizer = torch.optim.AdamW(model.parameters())
+    >>> with LocalSteps(model, optimizer, "topr:0.1/rice/qsgd", every=5) as local:
+    ...     for _ in range(10):
+    ...         model(torch.ones(3)).backward()
+    ...         optimizer.step()
+    ...     local.meetings
+    2
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Optimizer,
+        spec: Spec | None = None,
+        every: int | None = None,
+        outer: OuterOptimizer | None = None,
+        *,
+        recipe: str | None = None,
+        buffers: Literal["mean", "keep"] = "mean",
+        topology: str | Topology = "allgather",
+        memory: Literal["residual", "none"] | ResidualMemory = "residual",
+        small_tensor_numel: int = 1024,
+        process_group: dist.ProcessGroup | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        seed: int = 0,
+        timeout: timedelta | None = None,
+        history: int = 100,
+    ) -> None:
+        if isinstance(model, DistributedDataParallel):
+            raise ConfigError("LocalSteps takes the model itself: DDP would exchange all gradients as well")
+        if buffers not in ("mean", "keep"):
+            raise ConfigError(f"buffers are 'mean' or 'keep', got {shown(buffers)}")
+        if topology == "dense":
+            raise ConfigError("local steps without compression have the spec 'dense' and topology allgather, server or sharded")
+        if recipe is None and spec is None:
+            raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
+        if recipe is not None:
+            chosen = local_recipe(recipe)
+            spec, every = chosen.spec if spec is None else spec, chosen.every if every is None else every
+            sgd = partial(torch.optim.SGD, lr=chosen.outer_rate, momentum=chosen.outer_momentum, nesterov=True)
+            outer = sgd if outer is None else outer
+        assert spec is not None
+        self._model, self._optimizer = model, optimizer
+        self._averaged = frozenset(_float_buffers(model)) if buffers == "mean" else frozenset()
+        policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
+        reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel)
+        self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every)
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._unchecked: list[str] = []
+        self._outer = None if outer is None else Outer(outer)
+        self._title = f"{title(spec)}, every {self.every}, {reducer.topology.name}"
+        self._stats, self._connect = Stats(history), partial(connect, process_group, timeout)
+        self._transport: Transport | None = None
+        self._steps_seen = 0
+        self._adopt()
+        if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
+            warn(f"outer momentum with the sparse spec {title(spec)} overshoots: use none, or a spec that keeps all values", stacklevel=2)
+        apart = torch.compiler.disable  # the hooks are no part of a compiled step
+        before, after = apart(self._before_step), apart(self._after_step)  # type: ignore[no-untyped-call]
+        hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+        self._undo: list[Callable[[], object]] = [hook.remove for hook in hooks]
+        if scaler is not None:
+            self._undo.append(self._count_skipped_steps(scaler))
+
+    def __repr__(self) -> str:
+        return f"LocalSteps({self._title})"
+
+    @property
+    def every(self) -> int:
+        """How many steps lie between two meetings."""
+        return self._training.every
+
+    @property
+    def meetings(self) -> int:
+        """How often the ranks have met."""
+        return self._training.meetings
+
+    @property
+    def outer(self) -> Optimizer | None:
+        """The optimizer that takes a step with the mean change; None where the mean is applied."""
+        return None if self._outer is None else self._outer.optimizer
+
+    def stats(self) -> Stats:
+        """Return the bytes and seconds of the latest meetings."""
+        return self._stats
+
+    @property
+    def transport(self) -> Transport:
+        """The other ranks: connected at first use."""
+        if self._transport is None:
+            self._transport = self._connect()
+            weakref.finalize(self, self._transport.close).atexit = False
+        return self._transport
+
+    # Steps and meetings
+
+    @torch.no_grad()
+    def _before_step(self, *_: Any) -> None:
+        self._adopt()
+        if len(self._training.anchors) < len(self._parameters):
+            self._unchecked += self._training.watch({name: view(name, parameter) for name, parameter in self._parameters.items()})
+
+    def _after_step(self, *_: Any) -> None:
+        self._steps_seen += 1
+        if self._training.is_due():
+            self.meet()
+
+    @torch.no_grad()
+    def meet(self) -> None:
+        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a meeting it does nothing."""
+        if not self._training.steps:
+            return
+        training, tensors = self._training, self._tensors()
+        if self._unchecked:
+            names, self._unchecked = self._unchecked, []
+            check_equal(names, [_digest(training.anchors[name]) for name in names], self.transport, training.meetings)
+        means, cost = training.meet(tensors, self.transport)
+        if self._outer is None:
+            training.apply(tensors, means)
+        else:
+            training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._parameters})
+            for name in self._parameters:
+                training.rewind_(name, tensors[name])
+            self._outer.step({name: means[name] for name in self._parameters})
+            training.follow({name: tensors[name] for name in self._parameters})
+        self._stats.add(cost)
+
+    def _adopt(self) -> None:
+        """Take over parameters that are new: at the start, from a group that was added, or no longer frozen."""
+        listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        known = {id(parameter) for parameter in self._parameters.values()}
+        new = [parameter for parameter in listed if parameter.requires_grad and id(parameter) not in known]
+        if not new:
+            return
+        names = {id(parameter): name.replace(_COMPILED, "") for name, parameter in self._model.named_parameters()}
+        for parameter in new:
+            if id(parameter) not in names:
+                raise ConfigError(f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not one of the model")
+        named = {names[id(parameter)]: parameter for parameter in new}
+        self._parameters.update(named)
+        if self._outer is not None:
+            self._outer.add(named)
+
+    def _tensors(self) -> dict[str, Any]:
+        """All that is exchanged, by name: the parameters in the order of the optimizer, then the buffers."""
+        buffers = {name: buffer for name, buffer in _float_buffers(self._model).items() if name in self._averaged}
+        return {name: view(name, tensor) for name, tensor in {**self._parameters, **buffers}.items()}
+
+    def _count_skipped_steps(self, scaler: torch.amp.GradScaler) -> Callable[[], object]:
+        """Count steps that a scaler skips: it then does not call the optimizer. Return what ends that."""
+        step = scaler.step
+
+        def counted(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            seen = self._steps_seen
+            result = step(optimizer, *args, **kwargs)
+            if optimizer is self._optimizer and self._steps_seen == seen:
+                self._before_step()
+                self._after_step()
+            return result
+
+        scaler.step = counted  # type: ignore[method-assign]
+        return partial(scaler.__dict__.pop, "step", None)
+
+    # Checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank must remember, also between two meetings; every rank has its own, beside its model and optimizer.
+
+        Loads with `torch.load(..., weights_only=True)`.
+        """
+        training, memory, transport = self._training, self._training.memory, self.transport
+        own, owned = (memory_of(None if held is None else held.state_dict()) for held in (memory.own, memory.owned))
+        numels = dict(memory.numels) if owned["residuals"] else {}
+        reducer = training.reducer
+        checkpoint = Checkpoint(training.meetings, reducer.seed, transport.rank, transport.size, reducer.topology.name, own, owned, numels)
+        return {
+            "exchange": mapped_to_torch(checkpoint.write()),
+            "anchors": mapped_to_torch({name: arrays_of(anchor).copy(anchor) for name, anchor in training.anchors.items()}),
+            "steps": training.steps,
+            "outer": None if self.outer is None else self.outer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint of the same rank: what follows has the same bits as without the interruption.
+
+        Load the model and its optimizer too, each rank its own. A state that does not fit changes nothing.
+        """
+        if not isinstance(state, Mapping) or set(state) != _KEYS:
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise InputError(f"a state of LocalSteps has the keys {', '.join(sorted(_KEYS))}; got {found}")
+        if (state["outer"] is None) != (self.outer is None):
+            raise InputError(f"the state was made {'without' if state['outer'] is None else 'with'} an outer optimizer, this one is not")
+        self._adopt()
+        training, tensors = self._training, self._tensors()
+        checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
+        checkpoint.expect(training.reducer.topology.name, self.transport.rank, self.transport.size, list(tensors))
+        if checkpoint.seed != training.reducer.seed:
+            raise InputError(f"the state was made with seed {checkpoint.seed}, this one has seed {training.reducer.seed}")
+        anchors = _loaded_anchors(mapped_to_numpy(state["anchors"]), tensors)
+        if self.outer is not None:
+            self.outer.load_state_dict(state["outer"])
+        training.load(checkpoint, anchors, natural(state["steps"], "the steps of a state"))
+        self._unchecked = list(anchors)
+
+    # Life
+
+    def close(self) -> None:
+        """Leave the optimizer alone and hang up; the parameters stay as they are."""
+        for undo in self._undo:
+            undo()
+        self._undo = []
+        if self._transport is not None:
+            self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _float_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    named = {name.replace(_COMPILED, ""): buffer for name, buffer in model.named_buffers()}
+    return {name: buffer for name, buffer in named.items() if buffer.is_floating_point() and buffer.numel()}
+
+
+def _is_sparse(policy: ExceptDense) -> bool:
+    """Whether large tensors go by a sparsifier that leaves something out; unknown policies count as dense."""
+    large = policy_at(policy.policy, 2**62)
+    return isinstance(large, BySize) and not large.large.sparsifier.lossless
+
+
+def _digest(anchor: Any) -> bytes:
+    host = to_numpy(anchor) if isinstance(anchor, torch.Tensor) else anchor
+    return blake2b(host.tobytes(), digest_size=DIGEST_BYTES).digest()
+
+
+def _loaded_anchors(held: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the anchors of a state as tensors like those they belong to."""
+    for name, anchor in held.items():
+        if name not in tensors or tuple(anchor.shape) != tuple(tensors[name].shape):
+            raise InputError(f"the state has {name} of shape {tuple(anchor.shape)}, which the model has not")
+    return {name: arrays_of(tensors[name]).copy(arrays_of(tensors[name]).moved(anchor, tensors[name])) for name, anchor in held.items()}

@@ -1,0 +1,247 @@
+"""`diff`, `apply`, `apply_`, `verify` and `patches` on tensors in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from .. import kernels
+from ..errors import ConfigError, CorruptError, InputError
+from ..message import DEFAULT_MAX_NUMEL
+from . import envelope
+from .checking import State, check_base, check_chain, entries, state_of
+from .comparing import Comparison, MemorySink, Origin
+from .digests import CHECK_BYTES, digest
+from .kinds import Array, Shape
+from .lanes import Lanes, default_threads
+from .opened import Changes, Patch, Patched
+from .portable import index_codec
+from .records import Action, TensorRecord, pieces
+from .sources import Arrays, Source, writable
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+Mode = Literal["conditional", "portable"]
+
+
+class TensorPatch(NamedTuple):
+    """What a portable patch does to one tensor.
+
+    Of a changed tensor, `indices` are flat and increasing, and `steps` say by how many representable values each moves, as signed integers
+    of the width of the dtype. `values` are all elements of a tensor that travels whole, in its shape. Both are empty for a removed tensor.
+    """
+
+    name: str
+    shape: Shape
+    dtype: np.dtype[Any]
+    action: str
+    indices: Array
+    steps: Array
+    values: Array | None
+
+
+def diff(
+    old: Mapping[str, Array],
+    new: Mapping[str, Array],
+    *,
+    mode: Mode = "conditional",
+    index: str = "rice",
+    after: Buffer | None = None,
+    threads: int | None = None,
+) -> bytes:
+    """Return a patch that turns `old` into `new`, bit for bit.
+
+    ``conditional`` patches are the smallest: the reader uses the old weights to decode. ``portable`` ones can be read without them, by
+    `patches`; `index` is the index codec for their positions. `after` is the patch before this one, if `old` is its result: versions
+    are counted then, and a patch that is applied too early is recognised.
+
+    >>> import numpy as np
+    >>> old = {"w": np.float32([1, 2, 3]), "b": np.zeros(2, np.float16)}
+    >>> new = {"w": np.float32([1, 2, 4]), "b": np.zeros(2, np.float16)}
+    >>> apply(old, diff(old, new))["w"]
+    array([1., 2., 4.], dtype=float32)
+    """
+    codec = _codec(mode, index)
+    origin = Origin(version=1) if after is None else Patch.of_bytes(after).origin_of_next
+    sink = MemorySink()
+    header = Comparison(Arrays(old), Arrays(new), sink, codec, threads or default_threads()).run(origin)
+    return envelope.join(header, [*sink.groups, *sink.wholes])
+
+
+def _codec(mode: str, index: str) -> Any:
+    if mode not in ("conditional", "portable"):
+        raise ConfigError(f"mode is conditional or portable, got {mode!r}")
+    return index_codec(index) if mode == "portable" else None
+
+
+def apply(
+    old: Mapping[str, Array], patch: Buffer | Sequence[Buffer], *, threads: int | None = None, max_numel: int = DEFAULT_MAX_NUMEL
+) -> dict[str, Array]:
+    """Return the weights after a patch, or after several that follow one another. `old` is not changed, and shares no memory with them.
+
+    `WrongBaseError` where `old` is not what the patch was made from.
+
+    >>> import numpy as np
+    >>> old, new = {"w": np.float32([1, 2])}, {"w": np.float32([1, 3])}
+    >>> patch = diff(old, new)
+    >>> apply(new, patch)
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.WrongBaseError: already applied: the weights are the result of this patch
+    """
+    tensors = {name: np.array(tensor, order="C") for name, tensor in old.items()}
+    apply_(tensors, patch, threads=threads, max_numel=max_numel)
+    return tensors
+
+
+def apply_(
+    tensors: MutableMapping[str, Array],
+    patch: Buffer | Sequence[Buffer],
+    *,
+    threads: int | None = None,
+    max_numel: int = DEFAULT_MAX_NUMEL,
+) -> None:
+    """Apply a patch, or several that follow one another, to these tensors, in place.
+
+    Arrays that change are written to; the mapping itself changes where the patch adds, replaces or removes tensors. The base is checked and
+    the whole patch decoded before anything is written, and the result is checked afterwards: a patch that fails leaves all as it was.
+
+    >>> import numpy as np
+    >>> weights = {"w": np.float32([1, 2])}
+    >>> apply_(weights, diff(weights, {"w": np.float32([1, 3])}))
+    >>> weights["w"]
+    array([1., 3.], dtype=float32)
+    """
+    opened = [Patch.of_bytes(blob) for blob in _several(patch)]
+    check_chain([patch.header for patch in opened])
+    for each in opened:
+        _apply_one(tensors, each, threads or default_threads(), max_numel)
+
+
+def _several(patch: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:
+    return patch if isinstance(patch, list | tuple) else [patch]  # type: ignore[list-item]
+
+
+def _apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, max_numel: int) -> None:
+    source = Arrays(tensors)
+    check_base(patch.header, entries(source, threads))
+    touched = [record for record in patch.header.tensors if record.action == Action.CHANGED]
+    flat = writable({record.name: tensors[record.name] for record in touched})
+    changes = _decode_all(patch, source, threads)
+    wholes = whole_tensors(patch, max_numel)
+    _move(patch, flat, changes)
+    for record in touched:
+        if digest(flat[record.name])[:CHECK_BYTES] != record.result_check:
+            _move(patch, flat, changes, back=True)
+            raise CorruptError(f"tensor {record.name!r} is not what the patch promises; the weights are as they were")
+    tensors.update(wholes)
+    for record in patch.header.tensors:
+        if record.action == Action.REMOVED:
+            del tensors[record.name]
+
+
+def _decode_all(patch: Patch, source: Source, threads: int) -> list[Changes]:
+    changes: list[Changes] = []
+    tensors = patch.header.tensors
+    with Lanes[list[Changes]](threads, changes.extend) as lanes:
+        for number, group in enumerate(patch.groups):
+            old = [source.read(tensors[piece.tensor].name, piece.start, piece.stop) for piece in group]
+            lanes.run(partial(patch.decode_group, number, old))
+    return changes
+
+
+def _move(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes], back: bool = False) -> None:
+    take = kernels.steps.move_back if back else kernels.steps.move
+    for piece, positions, codes in changes:
+        record = patch.header.tensors[piece.tensor]
+        take(flat[record.name][piece.start : piece.stop], positions, codes, np.uint64(record.kind.flip))
+
+
+def whole_tensors(patch: Patch, max_numel: int) -> dict[str, Array]:
+    """The tensors that travel whole, checked."""
+    wanted = [record for record in patch.header.tensors if record.travels_whole]
+    if sum(record.numel for record in wanted) > max_numel:
+        raise CorruptError(f"the patch brings {sum(record.numel for record in wanted)} new elements, max_numel allows {max_numel}")
+    return {record.name: _whole(patch, record) for record in wanted}
+
+
+def _whole(patch: Patch, record: TensorRecord) -> Array:
+    parts = [patch.read_whole(record.name, piece.number) for piece in pieces(record.numel)]
+    flat = np.concatenate(parts) if parts else np.empty(0, record.kind.unsigned)
+    if digest(flat)[:CHECK_BYTES] != record.result_check:
+        raise CorruptError(f"tensor {record.name!r} is not what the patch promises")
+    return flat.view(record.kind.dtype).reshape(record.shape)
+
+
+def verify(tensors: Mapping[str, Array], patch: Buffer, *, threads: int | None = None) -> State:
+    """Return whether these weights are the ``base`` or the ``result`` of a patch; `WrongBaseError` where they are neither.
+
+    >>> import numpy as np
+    >>> old, new = {"w": np.float32([1, 2])}, {"w": np.float32([1, 3])}
+    >>> verify(old, diff(old, new)), verify(new, diff(old, new))
+    ('base', 'result')
+    """
+    return state_of(Patch.of_bytes(patch).header, entries(Arrays(tensors), threads or default_threads()))
+
+
+def patches(patch: Buffer, *, max_numel: int = DEFAULT_MAX_NUMEL) -> Iterator[TensorPatch]:
+    """Yield what a portable patch does, tensor by tensor, without the old weights; unchanged tensors are left out.
+
+    For receivers that apply it on a device: view the float weights as integers, make ordered keys of them (all bits but the sign are
+    flipped where the sign is set), add the steps, and turn them back.
+
+    >>> import numpy as np
+    >>> old, new = {"w": np.float32([1, 2])}, {"w": np.nextafter(np.float32([1, 2]), np.float32([1, 0]))}
+    >>> [(name, indices.tolist(), steps.tolist()) for name, _, _, _, indices, steps, _ in patches(diff(old, new, mode="portable"))]
+    [('w', [1], [-1])]
+    """
+    opened = Patch.of_bytes(patch)
+    if opened.header.codec is None:
+        raise InputError("a conditional patch can be read only with the weights it was made from: use apply, or diff(..., mode='portable')")
+    if sum(record.changed for record in opened.header.tensors) > max_numel:
+        raise CorruptError(f"the patch asks for more elements than max_numel allows, which are {max_numel}")
+    return _patches(opened, max_numel)
+
+
+def _patches(patch: Patch, max_numel: int) -> Iterator[TensorPatch]:
+    wholes = whole_tensors(patch, max_numel)
+    cached: tuple[int, list[Changes]] = (-1, [])
+    for index, record in enumerate(patch.header.tensors):
+        if record.action == Action.UNCHANGED:
+            continue
+        found: list[Changes] = []
+        for piece in pieces(record.numel, index) if record.action == Action.CHANGED else []:
+            number = patch.group_of[record.name, piece.number]
+            if number != cached[0]:
+                cached = (number, patch.decode_group(number, None))
+            found += [(piece, *changes) for at, *changes in cached[1] if (at.tensor, at.number) == (index, piece.number)]  # type: ignore[misc]
+        yield TensorPatch(
+            record.name,
+            record.shape,
+            record.kind.dtype,
+            record.action.name.lower(),
+            np.concatenate([np.empty(0, np.int64), *(positions.astype(np.int64) + piece.start for piece, positions, _ in found)]),
+            np.concatenate([np.empty(0, f"i{record.kind.itemsize}"), *(signed(codes, record.kind.itemsize) for _, _, codes in found)]),
+            wholes.get(record.name),
+        )
+
+
+def signed(codes: Array, itemsize: int) -> Array:
+    """The steps of these codes, as signed integers of this width.
+
+    >>> signed(np.uint64([0, 1, 2, 255]), 1).tolist()
+    [1, -1, 2, -128]
+    """
+    magnitudes = (codes >> np.uint64(1)) + np.uint64(1)
+    return np.where(codes & np.uint64(1), np.uint64(0) - magnitudes, magnitudes).astype(f"u{itemsize}").view(f"i{itemsize}")
+
+
+def patched(base: Source, opened: Sequence[Patch]) -> Source:
+    """The result of several patches, as a source."""
+    for patch in opened:
+        base = Patched(base, patch)
+    return base

@@ -1,0 +1,43 @@
+"""What tells two versions of a model apart: xxh3-128 of every tensor, and one digest of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigError
+from ..reader import text, varint
+from .kinds import Array, Kind, Shape
+
+if TYPE_CHECKING:
+    import xxhash
+
+DIGEST_BYTES = 16
+CHECK_BYTES = 4
+"""Bytes of the digest of a tensor that a patch carries: enough to say which tensor is wrong. The digest of the model is carried whole."""
+
+Entry = tuple[str, Kind, Shape, bytes]
+
+
+def hasher() -> xxhash.xxh3_128:
+    """A new xxh3-128."""
+    try:
+        import xxhash
+    except ImportError as error:
+        raise ConfigError("deepreduce.weights needs the xxhash package: pip install 'deepreduce[weights]'") from error
+    return xxhash.xxh3_128()
+
+
+def digest(patterns: Array) -> bytes:
+    """The digest of a tensor, by its bit patterns."""
+    state = hasher()
+    state.update(patterns.view("u1").data if patterns.size else b"")
+    return bytes(state.digest())
+
+
+def model_digest(entries: Iterable[Entry]) -> bytes:
+    """One digest of named tensors with their dtypes, shapes and digests, whatever their order."""
+    state: Any = hasher()
+    for name, kind, shape, tensor_digest in sorted(entries, key=lambda entry: entry[0]):
+        state.update(text(name) + bytes((kind.code,)) + b"".join(map(varint, (len(shape), *shape))) + tensor_digest)
+    return bytes(state.digest())

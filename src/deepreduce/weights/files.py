@@ -1,0 +1,192 @@
+"""Differences of checkpoints in files, in bounded memory: what the commands `diff`, `patch`, `verify` and `fold` do."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
+from pathlib import Path
+from typing import IO
+
+from ..errors import CorruptError, FileError
+from . import envelope
+from .api import Mode, _codec, patched
+from .atomic import replacing
+from .checking import State, check_base, check_chain, entries, state_of
+from .checkpoints import open_checkpoint
+from .comparing import Comparison, Origin
+from .digests import hasher, model_digest
+from .folding import fold_into
+from .kinds import Array, Kind, Shape
+from .lanes import default_threads
+from .opened import Patch
+from .records import Header
+from .sources import Source
+
+Progress = Callable[[int], None]
+
+_SPOOLED_BYTES = 1 << 25
+
+
+def _silent(size_bytes: int) -> None:
+    pass
+
+
+class SpoolSink:
+    """Sections in two temporary files, which stay in memory as long as they are small."""
+
+    def __init__(self, folder: Path) -> None:
+        self.spools = [tempfile.SpooledTemporaryFile(_SPOOLED_BYTES, dir=str(folder)) for _ in range(2)]  # noqa: SIM115
+
+    def group(self, section: bytes) -> None:
+        """The next group."""
+        self.spools[0].write(section)
+
+    def whole(self, section: bytes) -> None:
+        """The next piece of a tensor that travels whole."""
+        self.spools[1].write(section)
+
+    def write(self, target: Path, header: Header) -> None:
+        """The patch, whole or not at all."""
+        with replacing(target) as temporary, temporary.open("wb") as file:
+            envelope.write_file(file, header, self.spools)
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        for spool in self.spools:
+            spool.close()
+
+
+@contextmanager
+def _sink(target: Path) -> Iterator[SpoolSink]:
+    if not target.parent.is_dir():
+        raise FileError(f"cannot write {target}: there is no folder {target.parent}")
+    sink = SpoolSink(target.parent)
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+@contextmanager
+def open_patches(paths: Sequence[Path]) -> Iterator[list[Patch]]:
+    """The patches in these files, their checksums checked."""
+    with ExitStack() as stack:
+        yield [Patch.of_file(_opened(stack, path)) for path in paths]
+
+
+def _opened(stack: ExitStack, path: Path) -> IO[bytes]:
+    try:
+        return stack.enter_context(path.open("rb"))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+
+
+def is_patch(path: Path) -> bool:
+    """Whether a file begins as a patch does."""
+    try:
+        with path.open("rb") as file:
+            return envelope.begins_as_patch(file)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error.strerror}") from error
+
+
+def dense_bytes(path: Path) -> int:
+    """Bytes of all tensors of a checkpoint."""
+    source = open_checkpoint(path)
+    return sum(kind.itemsize * prod(shape) for kind, shape in map(source.describe, source.names))
+
+
+def diff_files(
+    old: Path,
+    new: Path,
+    target: Path,
+    *,
+    mode: Mode = "conditional",
+    index: str = "rice",
+    after: Path | None = None,
+    threads: int | None = None,
+    progress: Progress = _silent,
+) -> Header:
+    """Write a patch that turns the checkpoint `old` into `new`; `after` is the patch before it. Returns its header."""
+    codec = _codec(mode, index)
+    origin = Origin(version=1)
+    if after is not None:
+        with open_patches([after]) as (before,):
+            origin = before.origin_of_next
+    with _sink(target) as sink:
+        comparison = Comparison(open_checkpoint(old), open_checkpoint(new), sink, codec, threads or default_threads(), progress)
+        header = comparison.run(origin)
+        sink.write(target, header)
+    return header
+
+
+class _Watched:
+    """A source that keeps the digest of all that is read through it, in order."""
+
+    def __init__(self, source: Source, progress: Progress) -> None:
+        self._source, self._progress = source, progress
+        self._states = {name: hasher() for name in source.names}
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._source.names
+
+    def describe(self, name: str) -> tuple[Kind, Shape]:
+        return self._source.describe(name)
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        part = self._source.read(name, start, stop)
+        self._states[name].update(part.view("u1").data)
+        self._progress(part.nbytes)
+        return part
+
+    def digest(self) -> bytes:
+        """That of the model, once every tensor has been read."""
+        return model_digest((name, *self.describe(name), state.digest()) for name, state in self._states.items())
+
+
+class _Checked(_Watched):
+    """A source of which nothing is kept that is not the promised result: it fails after its last part."""
+
+    def __init__(self, source: Source, progress: Progress, promised: bytes) -> None:
+        super().__init__(source, progress)
+        self._promised = promised
+        self._left = sum(prod(source.describe(name)[1]) for name in source.names)
+
+    def read(self, name: str, start: int, stop: int) -> Array:
+        part = super().read(name, start, stop)
+        self._left -= part.size
+        if self._left == 0 and self.digest() != self._promised:
+            raise CorruptError("the result is not what the patch promises; nothing is written")
+        return part
+
+
+def patch_files(old: Path, paths: Sequence[Path], new: Path, *, threads: int | None = None, progress: Progress = _silent) -> None:
+    """Write the checkpoint that patches, one after the other, make of `old`, in the layout of `old`.
+
+    The base is checked before anything is written, the result before it gets its name.
+    """
+    base = open_checkpoint(old)
+    with open_patches(paths) as opened:
+        check_chain([patch.header for patch in opened])
+        check_base(opened[0].header, entries(base, 1, progress))
+        base.write(new, _Checked(patched(base, opened), progress, opened[-1].header.result))
+
+
+def verify_files(path: Path, patch: Path, *, progress: Progress = _silent) -> State:
+    """Whether a checkpoint is the base or the result of a patch; `WrongBaseError` where it is neither."""
+    with open_patches([patch]) as (opened,):
+        return state_of(opened.header, entries(open_checkpoint(path), 1, progress))
+
+
+def fold_files(
+    paths: Sequence[Path], target: Path, base: Path | None = None, *, mode: Mode | None = None, threads: int | None = None
+) -> Header:
+    """Write one patch that does what these do one after the other. Returns its header."""
+    source = None if base is None else open_checkpoint(base)
+    with open_patches(paths) as opened, _sink(target) as sink:
+        header = fold_into(opened, source, mode, sink, threads or default_threads())
+        sink.write(target, header)
+    return header

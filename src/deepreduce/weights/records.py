@@ -1,0 +1,213 @@
+"""The header of a patch: which tensors there are, what becomes of each, and what they are checked against.
+
+docs/format.md is normative. Changed tensors of one dtype are coded together in groups; how they are grouped follows from their shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from math import prod
+
+from ..codec import IndexCodec
+from ..errors import CorruptError, InputError
+from ..reader import Reader, text, varint
+from .digests import CHECK_BYTES, DIGEST_BYTES
+from .kinds import Kind, Shape, kind_by_code
+from .portable import read_codec, write_codec
+
+KIND = 2
+"""The kind of a message that is a patch."""
+
+GROUP = 1 << 22
+"""Weights in a group at most; a larger tensor is cut."""
+
+MARK_BYTES = 8
+MAX_HISTORY = 64
+_MAX_DIMENSIONS = 32
+_CONDITIONAL, _PORTABLE = 0, 1
+
+
+class Action(IntEnum):
+    """What becomes of a tensor."""
+
+    UNCHANGED = 0
+    CHANGED = 1
+    ADDED = 2
+    REPLACED = 3
+    REMOVED = 4
+
+
+@dataclass(eq=False)
+class TensorRecord:
+    """One tensor: what it is after the patch (before it, where it is removed), what becomes of it, and its checks.
+
+    `counts` are the changes of each piece of a changed tensor; `sizes` are the bytes of each piece of a tensor that travels whole.
+    """
+
+    name: str
+    kind: Kind
+    shape: Shape
+    action: Action
+    base_check: bytes = b""
+    result_check: bytes = b""
+    counts: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense tensor."""
+        return self.numel * self.kind.itemsize
+
+    @property
+    def changed(self) -> int:
+        """Number of elements that change, or that travel whole."""
+        return self.numel if self.travels_whole else sum(self.counts)
+
+    @property
+    def travels_whole(self) -> bool:
+        """Whether all elements travel."""
+        return self.action in (Action.ADDED, Action.REPLACED)
+
+    @property
+    def in_base(self) -> bool:
+        """Whether the base has a tensor of this name."""
+        return self.action != Action.ADDED
+
+
+@dataclass(frozen=True, eq=False)
+class Header:
+    """All that a patch says before its sections. `codec` is None where the old weights are needed to read it.
+
+    `version` counts the patches of a chain, 0 where none is counted; `history` marks the versions before the base, the latest first.
+    """
+
+    base: bytes
+    result: bytes
+    version: int
+    history: tuple[bytes, ...]
+    codec: IndexCodec | None
+    tensors: tuple[TensorRecord, ...]
+    group_sizes: tuple[int, ...]
+
+    @property
+    def mode(self) -> str:
+        """``conditional`` or ``portable``."""
+        return "conditional" if self.codec is None else "portable"
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part of a tensor, by the index of its record: elements `start` to `stop`; `number` counts the pieces of the tensor."""
+
+    tensor: int
+    number: int
+    start: int
+    stop: int
+
+
+def pieces(numel: int, tensor: int = 0) -> list[Piece]:
+    """The pieces of a tensor: all of it, or GROUP elements each."""
+    return [Piece(tensor, number, start, min(start + GROUP, numel)) for number, start in enumerate(range(0, numel, GROUP))]
+
+
+def groups(tensors: Sequence[TensorRecord]) -> Iterator[list[Piece]]:
+    """Which pieces are coded together: changed neighbours of one dtype, as long as they fit; every piece of a larger tensor alone.
+
+    >>> from .kinds import KINDS
+    >>> record = lambda numel: TensorRecord("w", KINDS[1], (numel,), Action.CHANGED)
+    >>> [[piece.stop - piece.start for piece in group] for group in groups([record(5), record(GROUP + 1), record(7), record(8)])]
+    [[5], [4194304], [1], [7, 8]]
+    """
+    together: list[Piece] = []
+    for index, record in enumerate(tensors):
+        if record.action != Action.CHANGED:
+            continue
+        if together and not fits(tensors, together, record):
+            yield together
+            together = []
+        if record.numel > GROUP:
+            yield from ([piece] for piece in pieces(record.numel, index))
+        else:
+            together += pieces(record.numel, index)
+    if together:
+        yield together
+
+
+def fits(tensors: Sequence[TensorRecord], together: Sequence[Piece], record: TensorRecord) -> bool:
+    """Whether a tensor can join the pieces of a group."""
+    return tensors[together[0].tensor].kind == record.kind and sum(map(piece_size, together)) + record.numel <= GROUP
+
+
+def piece_size(piece: Piece) -> int:
+    """Elements of a piece."""
+    return piece.stop - piece.start
+
+
+# To bytes and back
+
+
+def write(header: Header) -> bytes:
+    """The header as bytes."""
+    coded = bytes((KIND, _CONDITIONAL)) if header.codec is None else bytes((KIND, _PORTABLE)) + write_codec(header.codec)
+    parts = [coded, varint(header.version), header.base, header.result, varint(len(header.history)), *header.history]
+    parts += [varint(len(header.tensors)), *map(_write_tensor, header.tensors)]
+    parts += [varint(size) for size in header.group_sizes]
+    return b"".join(parts)
+
+
+def _write_tensor(record: TensorRecord) -> bytes:
+    if len(record.shape) > _MAX_DIMENSIONS:
+        raise InputError(f"tensor {record.name!r} has {len(record.shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed")
+    front = [text(record.name), bytes((record.kind.code, record.action)), varint(len(record.shape)), *map(varint, record.shape)]
+    return b"".join([*front, record.base_check, record.result_check, *map(varint, record.counts), *map(varint, record.sizes)])
+
+
+def read(reader: Reader) -> Header:
+    """The header in these bytes."""
+    kind, mode = reader.byte(), reader.byte()
+    if kind != KIND or mode not in (_CONDITIONAL, _PORTABLE):
+        raise CorruptError(f"message of kind {kind}.{mode}, a patch is of kind {KIND}.{_CONDITIONAL} or {KIND}.{_PORTABLE}")
+    codec = read_codec(reader) if mode == _PORTABLE else None
+    version = reader.varint()
+    base, result = bytes(reader.take(DIGEST_BYTES)), bytes(reader.take(DIGEST_BYTES))
+    history = tuple(bytes(reader.take(MARK_BYTES)) for _ in range(reader.varint(limit=MAX_HISTORY)))
+    tensors = tuple(_read_tensor(reader) for _ in range(reader.varint(limit=reader.remaining)))
+    if len({record.name for record in tensors}) != len(tensors):
+        raise CorruptError("a patch names a tensor twice")
+    group_sizes = []
+    for group in groups(tensors):
+        changes = sum(tensors[piece.tensor].counts[piece.number] for piece in group)
+        group_sizes.append(reader.varint())
+        if bool(changes) != bool(group_sizes[-1]):
+            raise CorruptError(f"{changes} changes in {group_sizes[-1]} bytes")
+    reader.expect_end()
+    return Header(base, result, version, history, codec, tensors, tuple(group_sizes))
+
+
+def _read_tensor(reader: Reader) -> TensorRecord:
+    name, kind, code = reader.text(), kind_by_code(reader.byte()), reader.byte()
+    if code > max(Action):
+        raise CorruptError(f"action {code} for tensor {name!r}, known are 0 to {max(Action)}")
+    shape = tuple(reader.varint() for _ in range(reader.varint(limit=_MAX_DIMENSIONS)))
+    record = TensorRecord(name, kind, shape, Action(code))
+    number = -(-record.numel // GROUP)
+    if record.numel >= 2**56 or (number > reader.remaining and record.action not in (Action.UNCHANGED, Action.REMOVED)):
+        raise CorruptError(f"tensor {name!r} of {record.numel} elements, of which {reader.remaining} bytes cannot tell")
+    if record.in_base:
+        record.base_check = bytes(reader.take(CHECK_BYTES))
+    if record.action in (Action.CHANGED, Action.ADDED, Action.REPLACED):
+        record.result_check = bytes(reader.take(CHECK_BYTES))
+    if record.action == Action.CHANGED:
+        record.counts = [reader.varint(limit=piece_size(piece)) for piece in pieces(record.numel)]
+        if not record.changed:
+            raise CorruptError(f"tensor {name!r} is said to change, but no element does")
+    if record.travels_whole:
+        record.sizes = [reader.varint() for _ in range(number)]
+    return record

@@ -1,0 +1,97 @@
+"""Time to quality, and runs of several seeds."""
+
+from dataclasses import replace
+
+import pytest
+
+from deepreduce.lab.report.provenance import provenance
+from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.outcome import Outcome, beside_dense
+from deepreduce.lab.train.race import arrival
+from deepreduce.lab.train.seeds import averaged
+
+SECONDS = {"total": 4.0, "forward_backward": 2.0, "encode": 0.5, "decode": 0.5, "communication": 1.0, "waiting": 0.0}
+
+
+def record(spec, qualities, byte_count, seed=0, lower=True):
+    curve = [
+        {"step": 10 * number, "loss": 1.0, "quality": quality, "bytes_sent": byte_count * number / 4, "seconds": float(number)}
+        for number, quality in enumerate(qualities, 1)
+    ]
+    return Record(
+        spec=spec,
+        metric="validation loss" if lower else "accuracy",
+        quality=qualities[-1],
+        best_quality=min(qualities),
+        parameters=100,
+        steps=40,
+        steps_per_epoch=20,
+        bytes_sent=byte_count,
+        bytes_dense=10**9,
+        message_bytes=byte_count,
+        gradient_bytes=10**9,
+        seconds=SECONDS,
+        replicas_identical=True,
+        gradient_zeros=0.0,
+        lower_is_better=lower,
+        seed=seed,
+        losses=[(10, 1.0)],
+        curve=curve,
+    )
+
+
+def outcome(records, **options):
+    plan = Plan("text", "gpt", ("dense",), workers=2, batch=8, steps=40, evaluations=4, learning_rate=0.1, **options)
+    found = Outcome(plan, provenance())
+    found.records += records
+    return found
+
+
+DENSE = record("dense", [4.0, 3.0, 2.5, 2.25], 10**9)
+QUICK = record("quick", [3.0, 2.5, 2.2, 2.1], 10**7)
+SLOW = record("slow", [4.0, 3.5, 3.0, 2.5], 10**6)
+
+
+def test_a_run_arrives_where_it_is_first_as_good():
+    assert arrival(QUICK, DENSE.quality).step == 30
+    assert arrival(QUICK, DENSE.quality).seconds == 3.0
+    assert arrival(SLOW, DENSE.quality) is None
+    assert arrival(replace(SLOW, lower_is_better=False), 3.2).step == 10
+
+
+def test_seconds_on_a_link_are_those_of_computing_and_of_the_bytes():
+    assert arrival(DENSE, DENSE.quality, "100mbit").seconds == pytest.approx(0.75 * 4 + 80)
+    assert arrival(QUICK, DENSE.quality, "100mbit").seconds == pytest.approx(0.75 * 3 + 0.6)
+
+
+def test_the_table_leads_with_quality_and_the_time_to_it():
+    found = outcome([DENSE, QUICK, SLOW])
+    assert found.columns()[:3] == ["codec", "validation loss", "as good as dense (at 100mbit, computed)"]
+    assert [row[1:3] for row in found.rows()] == [["2.250", "83 s, 1 GB"], ["2.100", "2.85 s, 7.5 MB"], ["2.500", "not reached"]]
+    assert [run["as_good_as_dense"] and run["as_good_as_dense"]["step"] for run in found.as_json()["runs"]] == [40, 30, None]
+
+
+def test_a_shaped_link_is_measured():
+    found = outcome([DENSE, QUICK], link="100mbit")
+    assert found.columns()[2] == "as good as dense"
+    assert found.rows()[1][2] == "3 s, 7.5 MB"
+
+
+def test_losses_and_accuracies_are_told_as_such():
+    assert beside_dense([DENSE, QUICK, SLOW]) == {"quick": "0.150 below dense", "slow": "0.250 above dense"}
+    accurate = [replace(run, lower_is_better=False, quality=quality) for run, quality in ((DENSE, 0.9), (QUICK, 0.91), (SLOW, 0.9))]
+    assert beside_dense(accurate) == {"quick": "1.0 points above dense", "slow": "equal to dense"}
+
+
+def test_seeds_are_averaged_with_their_spread():
+    runs = [record("quick", [3.0, last], 10**7, seed) for seed, last in enumerate((2.0, 2.2))]
+    mean = averaged(runs)
+    assert mean.quality == pytest.approx(2.1)
+    assert mean.curve[1]["quality"] == pytest.approx(2.1)
+    found = outcome([replace(DENSE, seed=0), runs[0], replace(DENSE, seed=1), runs[1]])
+    assert [row[1] for row in found.rows()] == ["2.250 ± 0.000", "2.100 ± 0.141"]
+    assert len(found.as_json()["runs"]) == 4
+
+
+def test_replicas_that_differ_for_one_seed_differ():
+    assert not averaged([QUICK, replace(QUICK, seed=1, replicas_identical=False)]).replicas_identical

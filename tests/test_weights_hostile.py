@@ -1,0 +1,87 @@
+"""A patch from a peer is hostile: whatever its bytes are, the answer is the result or a FormatError, and memory stays bounded."""
+
+import tracemalloc
+import zlib
+
+import numpy as np
+import pytest
+
+import deepreduce as dr
+from deepreduce import weights
+from deepreduce.reader import varint
+
+from .weights_data import models, same_bits
+
+OLD, NEW = models()[:2]
+NEW = NEW | {"added": np.arange(40, dtype=np.float16)}
+PATCHES = {mode: weights.diff(OLD, NEW, mode=mode) for mode in ("conditional", "portable")}
+MODES = pytest.mark.parametrize("mode", PATCHES)
+
+
+@MODES
+def test_every_proper_prefix_is_refused(mode):
+    patch = PATCHES[mode]
+    for cut in range(len(patch)):
+        with pytest.raises(dr.FormatError):
+            weights.apply(OLD, patch[:cut])
+
+
+@MODES
+def test_every_single_byte_change_is_refused(mode):
+    patch = bytearray(PATCHES[mode])
+    for at in range(len(patch)):
+        patch[at] ^= 1 << at % 8
+        with pytest.raises(dr.FormatError):
+            weights.apply(OLD, bytes(patch))
+        patch[at] ^= 1 << at % 8
+
+
+@MODES
+def test_appended_bytes_are_refused(mode):
+    with pytest.raises(dr.FormatError, match="after the end"):
+        weights.apply(OLD, PATCHES[mode] + b"\0")
+
+
+def repaired(body: bytes) -> bytes:
+    """A message of this body, with a length and a checksum that fit."""
+    front = bytes.fromhex("9d445201") + varint(len(body) + 4)
+    return front + body + zlib.crc32(front + body).to_bytes(4, "little")
+
+
+@MODES
+def test_changed_bytes_with_a_right_checksum_never_pass_for_another_result(mode):
+    rng = np.random.default_rng(0)
+    patch = PATCHES[mode]
+    body = patch[6:-4] if patch[4] >= 0x80 else patch[5:-4]
+    accepted = 0
+    for _ in range(3000):
+        changed = bytearray(body)
+        for at in rng.integers(0, len(body), rng.integers(1, 4)):
+            changed[at] ^= 1 << rng.integers(0, 8)
+        try:
+            result = weights.apply(OLD, repaired(bytes(changed)), threads=1)
+        except (dr.FormatError, dr.WrongBaseError):
+            continue
+        accepted += 1
+        assert same_bits(result, NEW)
+    assert accepted < 100  # what no check covers changes nothing: versions, marks
+
+
+def test_a_small_patch_cannot_ask_for_much_memory():
+    huge = weights.diff({}, {"w": np.zeros(1 << 22, np.uint8)})
+    assert len(huge) < 100
+    with pytest.raises(dr.FormatError, match="max_numel"):
+        weights.apply({}, huge, max_numel=1000)
+    tracemalloc.start()
+    with pytest.raises(dr.FormatError):
+        weights.patches(weights.diff({}, {"w": np.zeros(1 << 22, np.uint8)}, mode="portable"), max_numel=1000)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    tracemalloc.stop()
+
+
+def test_a_message_of_gradients_is_no_patch():
+    blob = dr.encode(np.ones(16, np.float32), "dense")
+    with pytest.raises(dr.FormatError, match="kind 0"):
+        weights.apply(OLD, blob)
+    with pytest.raises(dr.FormatError, match=r"see deepreduce\.weights"):
+        dr.decode(PATCHES["portable"])

@@ -1,0 +1,134 @@
+"""States come and go: copies, pickles, threads and connections, and what a failed call leaves behind."""
+
+import copy
+import gc
+import os
+import pickle
+import threading
+
+import pytest
+import torch
+
+import deepreduce as dr
+from deepreduce.torch import DeepReduceState, allreduce_
+
+from .ranks import run_ranks
+from .tasks import flat, hooked, train
+
+SPEC = "topr:0.05/rice/qsgd"
+
+
+def open_descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def come_and_go(rank):
+    """Threads and descriptors before and after twenty states, half of which were closed and half just dropped."""
+    allreduce_(torch.ones(100), DeepReduceState(SPEC, small_tensor_numel=0))  # what torch itself opens once
+    gc.collect()
+    before = threading.active_count(), open_descriptors()
+    for number in range(20):
+        state = DeepReduceState(SPEC, small_tensor_numel=0, topology=("allgather", "server", "sharded")[number % 3])
+        state.reduce(["w"], [torch.randn(1000)]).result()
+        if number % 2:
+            state.close()
+        del state
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("deepreduce"):
+            thread.join(10)
+    return before, (threading.active_count(), open_descriptors())
+
+
+def test_dropped_states_leave_no_threads_and_no_descriptors():
+    for before, after in run_ranks(come_and_go, 2):
+        assert after[0] <= before[0]
+        assert after[1] <= before[1]
+
+
+def stepped_copies(rank):
+    """The parameters after going on with a state itself, with its copy, and with what was pickled of it."""
+    state = DeepReduceState(SPEC, small_tensor_numel=16)
+    before_any_step = copy.deepcopy(state)
+    assert repr(before_any_step) == repr(state)
+    model = hooked(state, bucket_cap_mb=25)
+    state.bind(model)
+    train(rank, model, 3)
+    saved = copy.deepcopy(model.module.state_dict())
+    twins = [copy.deepcopy(state), pickle.loads(pickle.dumps(state))]
+    train(rank, model, 3, start=3)
+    results = [flat(model)]
+    for twin in twins:
+        again = hooked(twin, bucket_cap_mb=25)
+        twin.bind(again)
+        again.module.load_state_dict(saved)
+        train(rank, again, 3, start=3)
+        results.append(flat(again))
+    return results
+
+
+def test_copies_and_pickles_go_on_with_the_same_bits():
+    for itself, copied, pickled in run_ranks(stepped_copies, 2):
+        assert torch.equal(itself, copied)
+        assert torch.equal(itself, pickled)
+
+
+def test_a_pickled_state_asks_for_its_model():
+    model = torch.nn.Linear(40, 50)
+    state = pickle.loads(pickle.dumps(DeepReduceState(SPEC, model=model)))
+    with pytest.raises(dr.ConfigError, match=r"state.bind\(model\)"):
+        state.names.of(model.weight)
+    state.bind(model)
+    assert state.names.of(model.weight) == "weight"
+
+
+def test_a_bad_input_spoils_nothing():
+    state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0)
+    allreduce_(torch.tensor([3.0, 2.0]), state)
+    before = state.state_dict()
+    with pytest.raises(dr.InputError, match="int32"):
+        allreduce_(torch.ones(2, dtype=torch.int32), state)
+    assert state.state_dict()["step"] == before["step"]
+    gradient = torch.tensor([3.0, 2.0])
+    allreduce_(gradient, state)
+    assert gradient.tolist() == [0, 4]
+
+
+class NeedsLuck:
+    """A policy that fails once, on rank 1."""
+
+    def __init__(self, rank):
+        self.fails = rank == 1
+
+    def codec_for(self, name, source):
+        if self.fails:
+            self.fails = False
+            raise LookupError("not today")
+        return dr.parse("topr:1/raw/raw")
+
+
+def unlucky(rank, topology):
+    state = DeepReduceState(NeedsLuck(rank), topology=topology, small_tensor_numel=0)
+    with pytest.raises((LookupError, dr.PeerError)) as failure:
+        allreduce_(torch.tensor([3.0, 2.0]), state)
+    gradient = torch.tensor([5.0, 1.0])
+    allreduce_(gradient, state)
+    return type(failure.value).__name__, str(failure.value), gradient.tolist()
+
+
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
+def test_a_failure_that_all_ranks_were_told_of_is_over_with_its_step(topology):
+    (peer, told, mean), (own, said, same) = run_ranks(unlucky, 2, topology)
+    assert (own, peer) == ("LookupError", "PeerFailure")
+    assert said == "not today"
+    assert "rank 1 failed: LookupError: not today" in told
+    assert mean == same == [5, 0]
+
+
+def test_a_configuration_error_keeps_its_type():
+    class Misspelled:
+        def codec_for(self, name, source):
+            return dr.parse("topr:1/rave/raw")
+
+    with pytest.raises(dr.ConfigError, match=r"tensor 0: unknown index codec 'rave'"):
+        allreduce_(torch.ones(4), DeepReduceState(Misspelled()))

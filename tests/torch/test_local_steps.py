@@ -1,0 +1,425 @@
+"""Local steps: all ranks meet at the same bits, whatever the optimizer, and a run goes on after interruptions and failures as it must."""
+
+import io
+import os
+import signal
+from datetime import timedelta
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from deepreduce.torch import LocalSteps, ResidualMemory, Schedule
+
+from .ranks import run_ranks, watch_ranks
+from .tasks import batch, flat, network
+
+SPARSE, LOW_BITS = "topr:0.05/rice/qsgd", "none/all/lloyd:2"
+NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.6, nesterov=True)
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+def train(rank, model, optimizer, steps, start=0):
+    losses = []
+    for step in range(start, start + steps):
+        inputs, targets = batch(rank, step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+def same_on_all(results):
+    return all(torch.equal(result, results[0]) for result in results)
+
+
+# Agreement
+
+
+def trained(rank, ways, steps):
+    found = []
+    for spec, topology, every, outer in ways:
+        model = network()
+        optimizer = adamw(model)
+        with LocalSteps(model, optimizer, spec, every, outer, topology=topology, small_tensor_numel=16) as local:
+            train(rank, model, optimizer, steps)
+            found.append((flat(model), local.meetings, local.stats().sent_bytes))
+    return found
+
+
+WAYS = [
+    (SPARSE, "allgather", 1, None),
+    (SPARSE, "server", 1, None),
+    (SPARSE, "sharded", 1, None),
+    (LOW_BITS, "allgather", 30, NESTEROV),
+    (LOW_BITS, "server", 30, NESTEROV),
+    (LOW_BITS, "sharded", 30, NESTEROV),
+]
+
+
+def test_all_ranks_hold_the_same_bits_after_a_meeting():
+    steps = 60
+    results = run_ranks(trained, 3, WAYS, steps, timeout=240)
+    for (_, topology, every, _), column in zip(WAYS, zip(*results, strict=True), strict=True):
+        assert same_on_all([parameters for parameters, _, _ in column]), (topology, every)
+        parameters, meetings, sent_bytes = column[0]
+        assert meetings == steps // every
+        assert sent_bytes > 0
+        assert bool(torch.isfinite(parameters).all())
+        assert not torch.equal(parameters, flat(network()))
+
+
+def beside_averaging_by_hand(rank):
+    """Dense changes at every step, and the mean of all parameters by allreduce."""
+    models = [network(), network()]
+    optimizers = [adamw(model) for model in models]
+    with LocalSteps(models[0], optimizers[0], "dense"):
+        train(rank, models[0], optimizers[0], 20)
+    for step in range(20):
+        train(rank, models[1], optimizers[1], 1, start=step)
+        for parameter in models[1].parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data /= dist.get_world_size()
+    return flat(models[0]), flat(models[1])
+
+
+def test_dense_changes_are_the_mean_of_the_parameters():
+    for by_local_steps, by_hand in run_ranks(beside_averaging_by_hand, 3):
+        torch.testing.assert_close(by_local_steps, by_hand, rtol=0, atol=1e-6)
+
+
+def between_meetings(rank):
+    model = network()
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE, every=10, small_tensor_numel=16) as local:
+        train(rank, model, optimizer, 5)
+        apart = flat(model)
+        local.meet()
+        together = flat(model)
+        local.meet()
+        return apart, together, flat(model), local.meetings
+
+
+def test_ranks_meet_when_they_are_told_to():
+    results = run_ranks(between_meetings, 2)
+    assert not same_on_all([apart for apart, _, _, _ in results])
+    assert same_on_all([together for _, together, _, _ in results])
+    for _, together, after, meetings in results:
+        assert torch.equal(together, after)
+        assert meetings == 1
+
+
+def losses_of_adam(rank):
+    """The mean loss at the end of training by the recipe, and alone."""
+    found = []
+    for recipe in ("adam", None):
+        model = network()
+        optimizer = adamw(model)
+        local = LocalSteps(model, optimizer, recipe=recipe, small_tensor_numel=16) if recipe else None
+        found.append(sum(train(rank, model, optimizer, 300)[-100:]) / 100)
+        if local is not None:
+            found.append(local.stats().dense_bytes / local.stats().message_bytes * local.every)
+            local.close()
+    return found
+
+
+def test_the_recipe_for_adam_learns_from_all_ranks():
+    for recipe, ratio, alone in run_ranks(losses_of_adam, 4, timeout=120):
+        assert recipe < 0.95 * alone
+        assert ratio > 100
+
+
+# The outer optimizer
+
+
+def with_outer(rank, given):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9) if given else partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+    with LocalSteps(model, optimizer, "dense", every=2, outer=outer):
+        train(rank, model, optimizer, 4)
+    gradients_kept = all(parameter.grad is not None for parameter in model.parameters())
+
+    by_hand = network()
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    outer = torch.optim.SGD(by_hand.parameters(), lr=0.5, momentum=0.9)
+    for start in (0, 2):
+        anchors = [parameter.detach().clone() for parameter in by_hand.parameters()]
+        train(rank, by_hand, optimizer, 2, start=start)
+        for parameter, anchor in zip(by_hand.parameters(), anchors, strict=True):
+            change = anchor - parameter.detach()
+            dist.all_reduce(change)
+            parameter.data.copy_(anchor)
+            parameter.grad = change / dist.get_world_size()
+        outer.step()
+    return flat(model), flat(by_hand), gradients_kept
+
+
+def with_outer_made_and_given(rank):
+    return [with_outer(rank, given) for given in (False, True)]
+
+
+def test_the_outer_optimizer_steps_with_the_mean_change():
+    for ours, by_hand, gradients_kept in (found for results in run_ranks(with_outer_made_and_given, 2) for found in results):
+        torch.testing.assert_close(ours, by_hand, rtol=0, atol=1e-6)
+        assert gradients_kept
+
+
+def test_a_sparse_spec_with_outer_momentum_is_warned_of():
+    model = network()
+    with pytest.warns(UserWarning, match="outer momentum with the sparse spec topr"):
+        LocalSteps(model, adamw(model), SPARSE, every=30, outer=NESTEROV)
+    LocalSteps(model, adamw(model), LOW_BITS, every=30, outer=NESTEROV)
+    LocalSteps(model, adamw(model), SPARSE, every=30, outer=partial(torch.optim.SGD, lr=0.7))
+
+
+def test_an_outer_optimizer_has_all_parameters():
+    model = network()
+    with pytest.raises(ValueError, match=r"outer optimizer does not have the parameter 2\.weight"):
+        LocalSteps(model, adamw(model), "dense", outer=torch.optim.SGD(list(model.parameters())[:2], lr=1.0))
+
+
+# What belongs to a model beside trained parameters
+
+
+def with_buffers(rank, buffers):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 5))
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE, every=3, buffers=buffers, small_tensor_numel=1):
+        train(rank, model, optimizer, 3)
+    norm = model[1]
+    return norm.running_mean.clone(), norm.running_var.clone(), int(norm.num_batches_tracked)
+
+
+def with_buffers_kept_and_averaged(rank):
+    return with_buffers(rank, "keep"), with_buffers(rank, "mean")
+
+
+def test_buffers_are_averaged_or_kept():
+    kept, averaged = zip(*run_ranks(with_buffers_kept_and_averaged, 2), strict=True)
+    for index in (0, 1):
+        own = [result[index] for result in kept]
+        assert not torch.equal(*own)
+        for result in averaged:
+            torch.testing.assert_close(result[index], sum(own) / 2, rtol=0, atol=1e-6)
+    assert same_on_all([result[0] for result in averaged])
+    assert [result[2] for result in averaged] == [3, 3]
+
+
+def with_frozen_parameters(rank):
+    """The first layer is frozen until step 4; the last one is given to the optimizer in step 8."""
+    model = network()
+    model[0].requires_grad_(False)
+    first = model[0].weight.detach().clone()
+    optimizer = torch.optim.AdamW([*model[0].parameters(), *model[2].parameters()], lr=3e-3)
+    local = LocalSteps(model, optimizer, SPARSE, every=2, outer=partial(torch.optim.SGD, lr=0.9), small_tensor_numel=16)
+    train(rank, model, optimizer, 4)
+    frozen = torch.equal(first, model[0].weight)
+    model[0].requires_grad_(True)
+    train(rank, model, optimizer, 4, start=4)
+    last = model[4].weight.detach().clone()
+    optimizer.add_param_group({"params": model[4].parameters()})
+    train(rank, model, optimizer, 4, start=8)
+    local.close()
+    return flat(model), frozen, torch.equal(first, model[0].weight), torch.equal(last, model[4].weight)
+
+
+def test_parameters_may_be_frozen_and_come_later():
+    results = run_ranks(with_frozen_parameters, 2)
+    assert same_on_all([result[0] for result in results])
+    for _, *states in results:
+        assert states == [True, False, False]
+
+
+def test_bfloat16_goes_on_from_the_rounded_parameters():
+    model = network(dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    before = flat(model)
+    with LocalSteps(model, optimizer, "dense") as local:
+        for _ in range(3):
+            model(torch.ones(1, 20, dtype=torch.bfloat16)).sum().backward()
+            optimizer.step()
+        assert local.stats().last.message_bytes < 200  # nothing changed: nothing is sent
+    assert torch.equal(before, flat(model))
+
+
+def test_a_compiled_model_has_the_names_of_the_model():
+    model = network()
+    compiled = torch.compile(model, backend="eager")
+    local = LocalSteps(compiled, adamw(compiled), SPARSE, small_tensor_numel=16)
+    train(0, compiled, local._optimizer, 1)
+    assert set(local.state_dict()["anchors"]) == {name for name, _ in model.named_parameters()}
+    local.close()
+
+
+def test_steps_that_a_scaler_skips_count():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    local = LocalSteps(model, optimizer, SPARSE, every=2, small_tensor_numel=16, scaler=scaler)
+    for step in range(6):
+        inputs, targets = batch(0, step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        scaler.scale(loss * (float("inf") if step == 1 else 1.0)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert local.meetings == 3
+    local.close()
+    assert "step" not in vars(scaler)
+
+
+# A run that is interrupted
+
+
+def saved(**parts):
+    file = io.BytesIO()
+    torch.save({name: part.state_dict() for name, part in parts.items()}, file)
+    return file.getvalue()
+
+
+def started(topology, **options):
+    model = network()
+    optimizer = adamw(model)
+    spec, outer = (Schedule(SPARSE, 6), None) if topology == "sharded" else (LOW_BITS, NESTEROV)
+    local = LocalSteps(model, optimizer, spec, 4, outer, topology=topology, small_tensor_numel=16, seed=7, **options)
+    return model, optimizer, local
+
+
+def interrupted_and_not(rank, topology):
+    model, optimizer, local = started(topology)
+    train(rank, model, optimizer, 10)
+    checkpoint = saved(model=model, optimizer=optimizer, local=local)
+    train(rank, model, optimizer, 10, start=10)
+
+    again, again_optimizer, again_local = started(topology)
+    states = torch.load(io.BytesIO(checkpoint), weights_only=True)
+    for part, state in zip((again, again_optimizer, again_local), states.values(), strict=True):
+        part.load_state_dict(state)
+    train(rank, again, again_optimizer, 10, start=10)
+    return flat(model), flat(again), local.meetings, again_local.meetings
+
+
+def interrupted_in_all_topologies(rank):
+    return [interrupted_and_not(rank, topology) for topology in ("allgather", "server", "sharded")]
+
+
+def test_resuming_between_meetings_gives_the_same_bits():
+    for results in zip(*run_ranks(interrupted_in_all_topologies, 2, timeout=120), strict=True):
+        for straight, resumed, *meetings in results:
+            assert torch.equal(straight, resumed)
+            assert meetings == [5, 5]
+        assert same_on_all([straight for straight, *_ in results])
+
+
+def test_a_foreign_state_is_refused():
+    model, optimizer, local = started("allgather")
+    train(0, model, optimizer, 3)
+    state = local.state_dict()
+    refused = [
+        ({"steps": 1}, "has the keys anchors, exchange, outer, steps"),
+        ({**state, "outer": None}, "made without an outer optimizer"),
+        ({**state, "anchors": {"other": torch.ones(2)}}, "other of shape"),
+        ({**state, "exchange": {**state["exchange"], "seed": 8}}, "seed 8"),
+    ]
+    for wrong, why in refused:
+        with pytest.raises(ValueError, match=why):
+            local.load_state_dict(wrong)
+    assert local.state_dict()["steps"] == 3
+
+
+# Failures
+
+
+def killed(rank, every):
+    model = network()
+    optimizer = adamw(model)
+    local = LocalSteps(model, optimizer, SPARSE, every, small_tensor_numel=16, timeout=timedelta(seconds=10))
+    train(rank, model, optimizer, 2 * every)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    train(rank, model, optimizer, every, start=2 * every)
+    return local.meetings
+
+
+def test_a_killed_rank_makes_the_others_raise():
+    outcomes = watch_ranks(killed, 3, 3, timeout=40)
+    assert not outcomes[1].alive
+    for outcome in (outcomes[0], outcomes[2]):
+        assert "PeerError" in outcome.error
+        assert "a peer failed, is gone or is too slow" in outcome.error
+
+
+def starting_apart(rank):
+    model = network(seed=rank)
+    optimizer = adamw(model)
+    LocalSteps(model, optimizer, SPARSE, small_tensor_numel=16, timeout=timedelta(seconds=10))
+    train(rank, model, optimizer, 1)
+
+
+def test_ranks_that_start_from_other_parameters_are_told():
+    for outcome in watch_ranks(starting_apart, 2, timeout=30):
+        assert "rank 1 starts with other values of 0.weight than rank 0" in outcome.error
+
+
+def diverging(rank):
+    model = network()
+    optimizer = adamw(model)
+    LocalSteps(model, optimizer, SPARSE, every=3, small_tensor_numel=16, timeout=timedelta(seconds=10))
+    train(rank, model, optimizer, 2)
+    if rank == 1:
+        model[2].weight.data[3, 4] = float("nan")
+    train(rank, model, optimizer, 1, start=2)
+
+
+def test_a_rank_that_diverged_is_told_of_on_all():
+    for outcome in watch_ranks(diverging, 2, timeout=30):
+        assert "is not finite on some rank after 3 local steps" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"spec": None}, "give a spec, or a recipe: adam"),
+        ({"spec": None, "recipe": "sgd"}, "recipes for local steps are adam, got 'sgd': DeepReduceState"),
+        ({"every": 0}, "every is"),
+        ({"buffers": "sum"}, "'mean' or 'keep'"),
+        ({"topology": "dense"}, "the spec 'dense'"),
+        ({"outer": 0.7}, "outer is an optimizer"),
+    ],
+)
+def test_wrong_arguments_are_refused(change, why):
+    model = network()
+    with pytest.raises(ValueError, match=why):
+        LocalSteps(**{"model": model, "optimizer": adamw(model), "spec": SPARSE, **change})
+
+
+def wrapped(rank):
+    model = DistributedDataParallel(network())
+    with pytest.raises(ValueError, match="DDP would exchange all gradients"):
+        LocalSteps(model, adamw(model), SPARSE)
+
+
+def test_a_model_under_ddp_is_refused():
+    run_ranks(wrapped, 1)
+
+
+def test_parameters_of_another_model_are_refused():
+    with pytest.raises(ValueError, match="not one of the model"):
+        LocalSteps(network(), adamw(network()), SPARSE)
+
+
+def test_memory_with_decay_is_taken():
+    model = network()
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE, memory=ResidualMemory(decay=0.95), small_tensor_numel=16) as local:
+        train(0, model, optimizer, 2)
+        assert local.state_dict()["exchange"]["memory"]["residuals"]
