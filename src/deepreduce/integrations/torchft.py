@@ -15,9 +15,8 @@ from torchft.process_group import ProcessGroup
 
 from ..errors import ConfigError
 from ..parameters import natural
-from ..pipeline import DeepReduce
 from ..step.frame import Buffer, Exchange
-from ..step.policy import Policy, policy_of
+from ..step.policy import Spec, policy_of
 from ..step.reducer import Bucket, Memory, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
@@ -44,7 +43,7 @@ class CompressedManager:
         self,
         manager: Manager,
         process_group: ProcessGroup,
-        spec: str | DeepReduce | Policy,
+        spec: Spec,
         *,
         fragments: int = 1,
         small_tensor_numel: int = 1024,
