@@ -1,7 +1,8 @@
 """Seconds a step of a GPT under FSDP2 on two nodes of two processes, over a real 100 Mbit/s link between the nodes.
 
-A node is a network namespace on a shaped link (`deepreduce.lab.train.links`); its two processes reach each other without crossing it. Native
-HSDP, a 2-D mesh, is compared with `compress_fsdp`. Needs root and iproute2. The namespaces are removed afterwards, even if a run fails.
+A node is a network namespace on a shaped link (`deepreduce.lab.train.links`); its two processes reach each other without crossing it.
+Native HSDP, a 2-D mesh, is compared with `compress_fsdp`. Needs root and iproute2. The namespaces are removed afterwards, even if a run
+fails.
 
     python benchmarks/hsdp_link.py
     python benchmarks/hsdp_link.py --width 512 --layers 8 --rate 1gbit

@@ -71,7 +71,7 @@ class CompressMod:
 def _next_round(name: str, context: Context) -> int:
     """Count the rounds of a record in this client; returns the number of this one."""
     counts = ConfigRecord(dict(context.state.config_records[_ROUNDS]) if _ROUNDS in context.state else {})
-    number = int(counts.get(name, 0))  # type: ignore[arg-type]
+    number = int(counts.get(name, 0))
     counts[name] = number + 1
     context.state[_ROUNDS] = counts
     return number
@@ -127,7 +127,7 @@ class CompressedGrid(Grid):
         return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
 
     def get_node_ids(self) -> Iterable[int]:
-        return self.grid.get_node_ids()
+        return list(self.grid.get_node_ids())
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         outgoing = [self._outgoing(message) for message in messages]

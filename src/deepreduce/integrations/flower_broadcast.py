@@ -103,7 +103,7 @@ def received_broadcasts(message: Message, context: Context) -> None:
     held = context.state.config_records[_VERSIONS] if _VERSIONS in context.state else ConfigRecord()
     for name, record in list(message.content.array_records.items()):
         if f"{name}/from" in versions:
-            first, last, have = (int(number) for number in (versions[f"{name}/from"], versions[name], held.get(name, -1)))  # type: ignore[arg-type]
+            first, last, have = map(int, (versions[f"{name}/from"], versions[name], held.get(name, -1)))
             if not first <= have <= last:
                 raise InputError(f"the server sent {name!r} as a difference to version {first}, this client has version {have}")
             weights = arrays_of(context.state.array_records[_WEIGHTS + name])

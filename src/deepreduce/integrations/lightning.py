@@ -31,7 +31,7 @@ class Compress(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Save the state with every checkpoint from here on."""
         if stage == "fit" and isinstance(trainer.save_checkpoint, MethodType):  # not yet, in an earlier fit
-            trainer.save_checkpoint = self._saving(trainer.save_checkpoint)  # type: ignore[method-assign]
+            trainer.save_checkpoint = self._saving(trainer.save_checkpoint)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the hook, and restore the state where training goes on from a checkpoint."""

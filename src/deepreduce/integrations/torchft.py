@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.distributed_c10d import AllgatherOptions
+from torch.distributed.distributed_c10d import AllgatherOptions  # type: ignore[attr-defined]
 from torch.futures import Future
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroup
@@ -93,7 +93,7 @@ class CompressedManager:
     def should_commit(self, timeout: timedelta | None = None) -> bool:
         """Ask all replicas whether the synchronization went well; if not, forget that it sent anything."""
         self._exchange()
-        committed = self.manager.should_commit(timeout)
+        committed = bool(self.manager.should_commit(timeout))
         if not committed:
             self._own.residuals = self._committed
         self._committed = dict(self._own.residuals)
