@@ -208,7 +208,7 @@ def test_links_use_cubic_and_are_removed_after_a_failure():
     ("arguments", "reason"),
     [
         (["--model", "resnet20"], "mlp, cnn"),
-        (["--task", "mnist"], "digits, cifar10, imagenet, ml1m, ml20m"),
+        (["--task", "mnist"], "digits, cifar10, imagenet, ml1m, text, ml20m"),
         (["--precision", "int8"], "fp32, fp16, bf16"),
         (["--schedule", "step:0.5"], "step:SHARE=FACTOR"),
         (["--codec", "dense", "--sweep", "fpr=0.1"], "no codec has {fpr}"),

@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     )
     train.add_argument("--task", default="digits", metavar="TASK", help="digits (default), cifar10, imagenet, ml1m, ml20m or text")
     train.add_argument("--model", metavar="NAME", help="mlp or cnn for digits, resnet20 or densenet40 for cifar10; else one per task")
-    train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default); tensorflow or jax for digits over allgather")
+    train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default); tensorflow or jax for digits")
     train.add_argument("--workers", type=positive, default=2, metavar="N", help="processes (default 2)")
     train.add_argument("--codec", action="append", default=[], metavar="SPEC", help="spec or preset (may be repeated)")
     train.add_argument(

@@ -2,7 +2,7 @@
 
 Patterns are unsigned integers of 8 to 64 bits. The key of a pattern orders numbers as their values do: for floats, `flip` is the mask of
 all bits but the sign, for integers it is 0. A step is the difference of two keys, modulo the width of the pattern. It travels as
-``2 * (abs(step) - 1) + (step < 0)``, its code, so that small steps are small numbers.
+``2 * (abs(step) - 1) + (step < 0)``, its code, so that small steps are small numbers; a code has the width of its pattern.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .vectors import LANES, unequal
 
 Patterns = NDArray[Any]
 Positions = NDArray[np.uint32]
-Codes = NDArray[np.uint64]
+Codes = NDArray[Any]
 
 _0, _1, _LANES = np.uint64(0), np.uint64(1), np.uint64(LANES)
 
@@ -76,7 +76,7 @@ def move(patterns: Patterns, positions: Positions, codes: Codes, flip: np.uint64
     mask = ((_1 << top) - _1) << _1 | _1
     for i in range(np.uint64(positions.size)):
         at = np.uint64(positions[i])
-        patterns[at] = moved(np.uint64(patterns[at]), codes[i], flip, top, mask)
+        patterns[at] = moved(np.uint64(patterns[at]), np.uint64(codes[i]), flip, top, mask)
 
 
 @kernel
@@ -86,7 +86,7 @@ def move_back(patterns: Patterns, positions: Positions, codes: Codes, flip: np.u
     mask = ((_1 << top) - _1) << _1 | _1
     for i in range(np.uint64(positions.size)):
         at = np.uint64(positions[i])
-        patterns[at] = moved(np.uint64(patterns[at]), codes[i] ^ _1, flip, top, mask)
+        patterns[at] = moved(np.uint64(patterns[at]), np.uint64(codes[i]) ^ _1, flip, top, mask)
 
 
 @kernel

@@ -6,6 +6,8 @@ highest, and n - 2 extra bits.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,13 +16,13 @@ from .gaps import load
 from .jit import inline, kernel
 from .vectors import leading_zeros
 
-Numbers = NDArray[np.uint64]
+Numbers = NDArray[Any]
 Tokens = NDArray[np.uint8]
 
 DIRECT = 16
 ENDS_EARLY = -1
 
-_1 = np.uint64(1)
+_1, _ALL = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @inline
@@ -43,7 +45,7 @@ def split(numbers: Numbers, tokens: Tokens) -> int:
     """Write the token of each number; returns the extra bits of all."""
     total = 0
     for i in range(np.uint64(numbers.size)):
-        token = token_of(numbers[i])
+        token = token_of(np.uint64(numbers[i]))
         tokens[i] = token
         total += extra_bits(token)
     return total
@@ -56,22 +58,22 @@ def pack_extras(numbers: Numbers, tokens: Tokens, words: Words) -> None:
     for i in range(np.uint64(numbers.size)):
         if tokens[i] >= DIRECT:
             width = extra_bits(tokens[i])
-            put(words, at, numbers[i] & ((_1 << np.uint64(width)) - _1))
+            put(words, at, np.uint64(numbers[i]) & ((_1 << np.uint64(width)) - _1))
             at += width
 
 
 @kernel
-def join(tokens: Tokens, packed: Bytes, size_bits: int, limit: np.uint64, numbers: Numbers) -> int:
-    """The inverse of `split` and `pack_extras`; returns the bits used, or `ENDS_EARLY`, also where a number is above `limit`.
+def join(tokens: Tokens, packed: Bytes, size_bits: int, numbers: Numbers) -> int:
+    """The inverse of `split` and `pack_extras`; returns the bits used, or `ENDS_EARLY`, also where a number is too large for `numbers`.
 
     `packed` is `gaps.padded` and holds `size_bits`.
     """
-    at, high = 0, np.uint64(0)
+    at = 0
+    limit = _ALL >> np.uint64(64 - 8 * numbers.itemsize)
     for i in range(np.uint64(tokens.size)):
         token = tokens[i]
         if token < DIRECT:
-            numbers[i] = np.uint64(token)
-            high |= np.uint64(token)
+            numbers[i] = token
             continue
         width = extra_bits(token)
         if at + width > size_bits:
@@ -85,6 +87,4 @@ def join(tokens: Tokens, packed: Bytes, size_bits: int, limit: np.uint64, number
         if number > limit:
             return ENDS_EARLY
         numbers[i] = number
-    if high > limit:
-        return ENDS_EARLY
     return at

@@ -233,11 +233,12 @@ def _patches(patch: Patch, max_numel: int) -> Iterator[TensorPatch]:
 def signed(codes: Array, itemsize: int) -> Array:
     """The steps of these codes, as signed integers of this width.
 
-    >>> signed(np.uint64([0, 1, 2, 255]), 1).tolist()
+    >>> signed(np.uint8([0, 1, 2, 255]), 1).tolist()
     [1, -1, 2, -128]
     """
-    magnitudes = (codes >> np.uint64(1)) + np.uint64(1)
-    return np.where(codes & np.uint64(1), np.uint64(0) - magnitudes, magnitudes).astype(f"u{itemsize}").view(f"i{itemsize}")
+    wide = codes.astype(np.uint64)
+    magnitudes = (wide >> np.uint64(1)) + np.uint64(1)
+    return np.where(wide & np.uint64(1), np.uint64(0) - magnitudes, magnitudes).astype(f"u{itemsize}").view(f"i{itemsize}")
 
 
 def patched(base: Source, opened: Sequence[Patch]) -> Source:

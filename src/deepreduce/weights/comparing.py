@@ -65,7 +65,7 @@ class Origin:
 
 def changes(pairs: list[tuple[Array, Array]], kind: Kind) -> tuple[list[int], Array, Array]:
     """The changes of some pieces as one group: how many in each, and the positions and step codes of all."""
-    room_positions, room_codes = _room()
+    room_positions, room_codes = _room(kind)
     counts, total, offset = [], 0, 0
     for old, new in pairs:
         count = int(kernels.steps.find(old, new, np.uint64(kind.flip), room_positions[total:], room_codes[total:]))
@@ -78,12 +78,12 @@ def changes(pairs: list[tuple[Array, Array]], kind: Kind) -> tuple[list[int], Ar
 _local = threading.local()
 
 
-def _room() -> tuple[Array, Array]:
+def _room(kind: Kind) -> tuple[Array, Array]:
     """Room for the changes of a group: kept by each thread, as new memory would cost more than the search."""
     if not hasattr(_local, "room"):
         _local.room = np.empty(GROUP, np.uint32), np.empty(GROUP, np.uint64)
     room: tuple[Array, Array] = _local.room
-    return room
+    return room[0], room[1].view(kind.unsigned)
 
 
 def encode_group(pairs: list[tuple[Array, Array]], kind: Kind, codec: IndexCodec | None) -> tuple[list[int], bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from .kinds import Array, Kind
 from .tables import levels_of, read_levels, write_levels
 
 Positions = NDArray[np.uint32]
-Codes = NDArray[np.uint64]
+Codes = NDArray[Any]
 
 CONTEXTS = 12
 _TOKENS = 256
@@ -107,4 +108,4 @@ def decode(section: Reader, old: Array, kind: Kind, count: int) -> tuple[Positio
     if kernels.hazard.decode(old, mask, shift, model.hazards, words, size, np.uint64(state), positions, classes):
         raise CorruptError(f"{size} words do not hold {count} changes of {old.size} weights exactly")
     tokens = symbols.read_stream(section, model.contexts[classes], model.tokens)
-    return positions, symbols.join(tokens, section.rest(), limit=2 ** (8 * kind.itemsize) - 1)
+    return positions, symbols.join(tokens, section.rest(), kind.unsigned)

@@ -164,11 +164,11 @@ def merge(positions: Sequence[Array], codes: Sequence[Array], kind: Kind) -> tup
     """Changes that follow one another as one: steps at the same position add up, and vanish where they add up to nothing.
 
     >>> from .kinds import KINDS
-    >>> merge([np.uint32([1, 5]), np.uint32([1, 7])], [np.uint64([0, 0]), np.uint64([1, 2])], KINDS[1])
-    (array([5, 7], dtype=uint32), array([0, 2], dtype=uint64))
+    >>> merge([np.uint32([1, 5]), np.uint32([1, 7])], [np.uint16([0, 0]), np.uint16([1, 2])], KINDS[1])
+    (array([5, 7], dtype=uint32), array([0, 2], dtype=uint16))
     """
     where, which = np.unique(np.concatenate(positions), return_inverse=True)
-    joined = np.concatenate(codes)
+    joined = np.concatenate(codes).astype(np.uint64)
     magnitudes = (joined >> np.uint64(1)) + np.uint64(1)
     steps, total = np.where(joined & np.uint64(1), np.uint64(0) - magnitudes, magnitudes), np.zeros(where.size, np.uint64)
     np.add.at(total, which, steps)
@@ -178,4 +178,4 @@ def merge(positions: Sequence[Array], codes: Sequence[Array], kind: Kind) -> tup
     total = total[kept]
     negative = total >> (width - np.uint64(1))
     sizes = np.where(negative != 0, np.uint64(0) - total, total) & np.uint64(2 ** int(width) - 1)
-    return where[kept], ((sizes - np.uint64(1)) << np.uint64(1)) + negative
+    return where[kept], (((sizes - np.uint64(1)) << np.uint64(1)) + negative).astype(kind.unsigned)

@@ -83,7 +83,7 @@ class Patch:
         group, tensors = self.groups[number], self.header.tensors
         counts = [tensors[piece.tensor].counts[piece.number] for piece in group]
         if not sum(counts):
-            return [(piece, np.empty(0, np.uint32), np.empty(0, np.uint64)) for piece in group]
+            return [(piece, np.empty(0, np.uint32), np.empty(0, self.kind_of_group(number).unsigned)) for piece in group]
         section = Reader(self._sections.take(self._group_starts[number], self.header.group_sizes[number]))
         kind, size = self.kind_of_group(number), sum(map(piece_size, group))
         if self.header.codec is not None:

@@ -22,7 +22,7 @@ _DENSE = 0.5
 """Above this share of changes Rice codes, which take a bit each at least, give way to the lengths of runs."""
 
 Positions = NDArray[np.uint32]
-Codes = NDArray[np.uint64]
+Codes = NDArray[Any]
 
 
 def index_codec(spec: str) -> IndexCodec:
@@ -77,4 +77,4 @@ def decode(section: Reader, codec: IndexCodec, kind: Kind, size: int, count: int
     positions = np.empty(count, np.uint32)
     if found.size != count or not kernels.steps.narrow(found, size, positions):
         raise CorruptError(f"positions of {count} changes that do not increase, or lie outside of {size} weights")
-    return positions, read_numbers(section, count, limit=2 ** (8 * kind.itemsize) - 1)
+    return positions, read_numbers(section, count, kind.unsigned)

@@ -14,7 +14,7 @@ from ..reader import Reader, expect_padding, varint
 from .tables import frequencies_of, levels_of, read_levels, write_levels
 
 Symbols = NDArray[np.uint8]
-Numbers = NDArray[np.uint64]
+Numbers = NDArray[Any]
 
 _RAW, _CODED = 0, 1
 
@@ -79,12 +79,12 @@ def split(numbers: Numbers) -> tuple[Symbols, int]:
     return tokens, int(kernels.tokens.split(numbers, tokens))
 
 
-def join(tokens: Symbols, packed: memoryview, limit: int) -> Numbers:
-    """The numbers of these tokens, with the extra bits that `packed` holds exactly; none is above `limit`."""
-    numbers = np.empty(tokens.size, np.uint64)
-    used_bits = int(kernels.tokens.join(tokens, kernels.gaps.padded(packed), 8 * len(packed), np.uint64(limit), numbers))
+def join(tokens: Symbols, packed: memoryview, dtype: np.dtype[Any]) -> Numbers:
+    """The numbers of these tokens, with the extra bits that `packed` holds exactly."""
+    numbers = np.empty(tokens.size, dtype)
+    used_bits = int(kernels.tokens.join(tokens, kernels.gaps.padded(packed), 8 * len(packed), numbers))
     if used_bits < 0:
-        raise TruncatedError(f"{len(packed)} bytes of extra bits are too few, or make a number above {limit}")
+        raise TruncatedError(f"{len(packed)} bytes of extra bits are too few, or make a number that is no {dtype}")
     if (used_bits + 7) // 8 != len(packed):
         raise CorruptError(f"{len(packed)} bytes of extra bits, of which {used_bits} bits are used")
     expect_padding(packed, used_bits)
@@ -94,18 +94,18 @@ def join(tokens: Symbols, packed: memoryview, limit: int) -> Numbers:
 def write_numbers(numbers: Numbers) -> bytes:
     """Numbers as coded tokens and extra bits.
 
-    >>> part = write_numbers(np.uint64([0, 1, 1, 0, 0, 90]))
-    >>> read_numbers(Reader(part), 6, limit=255)
-    array([ 0,  1,  1,  0,  0, 90], dtype=uint64)
+    >>> part = write_numbers(np.uint16([0, 1, 1, 0, 0, 90]))
+    >>> read_numbers(Reader(part), 6, np.dtype(np.uint16))
+    array([ 0,  1,  1,  0,  0, 90], dtype=uint16)
     """
     tokens, size_bits = split(numbers)
     return write_symbols(tokens) + write_extras(numbers, tokens, size_bits)
 
 
-def read_numbers(reader: Reader, count: int, limit: int) -> Numbers:
+def read_numbers(reader: Reader, count: int, dtype: np.dtype[Any]) -> Numbers:
     """The inverse of `write_numbers`; it takes all that is left of the reader."""
     tokens = read_symbols(reader, count)
-    return join(tokens, reader.rest(), limit)
+    return join(tokens, reader.rest(), dtype)
 
 
 def write_planes(patterns: NDArray[Any]) -> bytes:
