@@ -80,6 +80,9 @@ class Source(ABC):
         """
 
 
+_NOTHING = np.empty(0)
+
+
 class DenseSource(Source):
     """A numpy array. It is read, never written; made contiguous only if it is not.
 
@@ -88,6 +91,7 @@ class DenseSource(Source):
 
     def __init__(self, array: Values, hint: kernels.selection.Hint | None = None) -> None:
         self.hint = hint
+        self._gathered: tuple[Support | None, Values] = None, _NOTHING  # what `top` saw of the elements that it selected
         self.space = Space(array.shape)
         self.dtype = float_dtype(array.dtype)
         self._flat = np.ascontiguousarray(array, self.dtype).reshape(-1)
@@ -104,7 +108,9 @@ class DenseSource(Source):
             return self.all()
         if self.hint is None or self.space.numel < kernels.selection.SMALL:
             return self._selected(kernels.selection.top(self._bits, self.dtype, count))
-        return self._selected(kernels.selection.top_hinted(self._bits, self.dtype, count, self.hint))
+        positions, found = kernels.selection.top_hinted(self._bits, self.dtype, count, self.hint)
+        self._gathered = self._selected(positions), found.view(self.dtype)
+        return self._gathered[0]
 
     def above(self, threshold: float) -> Support:
         return self._selected(kernels.selection.above(self._bits, self.dtype, threshold))
@@ -114,6 +120,8 @@ class DenseSource(Source):
         return self._selected(kernels.selection.top_between(self._bits, self.dtype, bounds, count))
 
     def gather(self, support: Support) -> Values:
+        if support is self._gathered[0]:
+            return self._gathered[1]
         if not support.is_all:
             return self._flat[support.positions]
         # To a compiler of kernels, memory that cannot be written is another type: it would compile all of them once more.

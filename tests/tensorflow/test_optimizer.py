@@ -116,7 +116,7 @@ def test_a_policy_is_saved_too_if_it_is_one_of_ours():
         def codec_for(self, name, source):
             return dr.parse("dense")
 
-    with pytest.raises(dr.ConfigError, match=r"saved with a spec, a DeepReduce or a BySize .* got .*Mine"):
+    with pytest.raises(dr.ConfigError, match=r"saved with a spec, a DeepReduce, a Schedule or a BySize .* got .*Mine"):
         DistributedOptimizer(sgd(), Mine()).get_config()
 
 

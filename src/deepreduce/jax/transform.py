@@ -17,9 +17,8 @@ from jax.experimental import io_callback
 
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
-from ..pipeline import DeepReduce
 from ..step.arrays import wide_dtype
-from ..step.policy import Policy, policy_of
+from ..step.policy import Spec, policy_of
 from ..step.reducer import Bucket, Memory, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
@@ -51,7 +50,7 @@ class CompressedMean(optax.GradientTransformation):  # type: ignore[misc]
 
 
 def compressed_mean(
-    spec: str | DeepReduce | Policy,
+    spec: Spec,
     memory: Literal["residual", "none"] = "residual",
     small_tensor_numel: int = 1024,
     *,
@@ -62,7 +61,7 @@ def compressed_mean(
 ) -> CompressedMean:
     """Replace every gradient by its mean over all processes of `jax.distributed`, sent as `spec` says. First link of an `optax.chain`.
 
-    - `spec`: a spec string, a `DeepReduce`, or an object with `codec_for(name, source)` such as `BySize`.
+    - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`.
     - `memory`: ``"residual"`` for error feedback, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`.

@@ -22,8 +22,8 @@ MAGNITUDE = {n: 2 ** (8 * n - 1) - 1 for n in (2, 4, 8)}
 _BIN_BITS = 15
 SMALL = 1 << 15
 """Below this, the table of bins costs more than the elements."""
-_STRIDE = 1024
-_ROOM = 3  # candidates for each element wanted
+_STRIDE = 16
+_ROOM = 2  # candidates for each element wanted
 
 
 @lru_cache
@@ -218,17 +218,31 @@ def top_ragged(bits: Bits, dtype: np.dtype[Any], bounds: Positions, counts: Posi
 
 
 @kernel
-def _compact_at_most(bits: Bits, mask: int, least: int, room: int) -> tuple[Positions, int]:
-    """As `_compact`, without a count: the positions, and how many they are. More than `room`: there were too many, and they are not all."""
-    out = np.empty(room + _STRIDE + 1, np.int64)
+def _candidates(bits: Bits, mask: int, least: int, room: int, positions: Positions, found: Bits) -> int:
+    """Write the positions from `least` on, and what is there, to arrays with room for `room` and a spare one; return how many they are.
+
+    More than `room`: there are too many, and they were not all written.
+    """
     n = 0
-    for start in range(0, bits.size, _STRIDE):
+    full = bits.size // _STRIDE * _STRIDE
+    for start in range(0, full, _STRIDE):
+        count = 0
+        for i in range(start, start + _STRIDE):
+            count += (bits[i] & mask) >= least
+        if count:  # of so few, mostly there is none, and that is seen in two steps
+            if n + count > room:
+                return n + count
+            for i in range(start, start + _STRIDE):
+                positions[n] = i
+                found[n] = bits[i]
+                n += (bits[i] & mask) >= least
+    for i in range(full, bits.size):
         if n > room:
-            break
-        for i in range(start, min(start + _STRIDE, bits.size)):
-            out[n] = i
-            n += (bits[i] & mask) >= least
-    return out[:n], n
+            return n
+        positions[n] = i
+        found[n] = bits[i]
+        n += (bits[i] & mask) >= least
+    return n
 
 
 class Hint:
@@ -250,55 +264,52 @@ class Hint:
     def learn(self, least: int, candidates: int, count: int) -> None:
         """Take note of the least selected pattern, and of how many candidates there were."""
         self.pattern = least
-        if candidates < 1.15 * count:
+        if candidates < 1.1 * count:
             self.margin = min(2 * self.margin, 1.0)
-        elif candidates > 2 * count:
-            self.margin = max(self.margin / 2, 1e-4)
+        elif candidates > 1.5 * count:
+            self.margin = max(self.margin / 1.5, 1e-4)
 
 
-def top_hinted(bits: Bits, dtype: np.dtype[Any], count: int, hint: Hint) -> Positions:
-    """`top` in one pass where the hint is good. What is selected does not depend on it: it only says where to look first.
+def top_hinted(bits: Bits, dtype: np.dtype[Any], count: int, hint: Hint) -> tuple[Positions, Bits]:
+    """`top` in one pass where the hint is good, and the bits at these positions.
 
-    All elements from a guess on are candidates, and they are used if they are enough; otherwise it takes the two passes of `top`.
+    What is selected does not depend on the hint, which only says where to look first: all elements from a guess on are candidates, and they
+    are used if they are enough; otherwise it takes the two passes of `top`.
     """
     (mask, infinity), room = _masks(dtype), _ROOM * count
-    candidates, found = _NONE, 0
+    number = 0
     if hint.pattern:
-        candidates, found = _compact_at_most(bits, mask, bits.dtype.type(hint.guess(dtype)), room)
-    positions = _top_among(bits, mask, infinity, candidates, count) if count <= found <= room else top(bits, dtype, count)
-    hint.learn(int(_least(bits, mask, positions)), found, count)
-    return positions
+        candidates, found = np.empty(room + 1, np.int64), np.empty(room + 1, bits.dtype)
+        number = _candidates(bits, mask, bits.dtype.type(hint.guess(dtype)), room, candidates, found)
+    if count <= number <= room:
+        positions, found = _largest(candidates[:number], found[:number], mask, infinity, count)
+    else:
+        positions = top(bits, dtype, count)
+        found = bits[positions]
+    hint.learn(int((found & mask).min()), number, count)
+    return positions, found
 
 
-@kernel
-def _top_among(bits: Bits, mask: int, infinity: int, candidates: Positions, count: int) -> Positions:
+def _largest(candidates: Positions, found: Bits, mask: int, infinity: int, count: int) -> tuple[Positions, Bits]:
     """The `count` largest of the candidates, ties by position, and every one that is not finite."""
-    keys = bits[candidates] & mask
-    not_finite = 0
-    for key in keys:
-        not_finite += key >= infinity
-    wanted = min(max(count, not_finite), keys.size)
-    least = np.partition(keys, keys.size - wanted)[keys.size - wanted]
-    ties = wanted
-    for key in keys:
-        ties -= key > least
-    out = np.empty(wanted, np.int64)
-    n = 0
-    for i in range(keys.size):
-        tied = keys[i] == least and ties > 0
-        ties -= tied
-        if keys[i] > least or tied:
-            out[n] = candidates[i]
-            n += 1
-    return out
-
-
-_NONE = np.empty(0, np.int64)
+    keys = found & mask
+    count = max(count, int(np.count_nonzero(keys >= infinity)))
+    if keys.size > count:
+        least = np.partition(keys, keys.size - count)[keys.size - count]
+        n = _keep_largest(candidates, found, mask, least, count - int(np.count_nonzero(keys > least)))
+        candidates, found = candidates[:n], found[:n]
+    return candidates, found
 
 
 @kernel
-def _least(bits: Bits, mask: int, positions: Positions) -> int:
-    least = mask
-    for position in positions:
-        least = min(least, bits[position] & mask)
-    return least
+def _keep_largest(candidates: Positions, found: Bits, mask: int, least: int, ties: int) -> int:
+    """Move those above `least`, and the first `ties` of those equal to it, to the front; return how many they are."""
+    n = 0
+    for i in range(candidates.size):
+        key = found[i] & mask
+        tied = (key == least) & (ties > 0)
+        ties -= tied
+        candidates[n] = candidates[i]
+        found[n] = found[i]
+        n += (key > least) | tied
+    return n

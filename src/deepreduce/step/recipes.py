@@ -1,4 +1,4 @@
-"""Settings that go together, by the name of the optimizer they were measured with. `docs/training.md` has the measurements."""
+"""Settings that go together, by the name of the optimizer that they are for. `docs/training.md` says why, and what was measured."""
 
 from __future__ import annotations
 

@@ -12,17 +12,18 @@ import tensorflow as tf
 
 from ..errors import ConfigError
 from ..parameters import natural
-from ..pipeline import DeepReduce, parse
+from ..pipeline import parse
 from ..source import SparseSource
 from ..step.arrays import wide_dtype
-from ..step.policy import BySize, Policy, policy_of
+from ..step.policy import BySize, Policy, Spec, StepPolicy, policy_of
 from ..step.reducer import Reducer
 from ..step.stats import Stats
-from ..step.topology import Sharded, Topology, topology_of
+from ..step.topology import Topology, topology_of
 from ..tensor import Shape, SparseTensor
 from .exchange import exchange, slot_of
 from .host import HostSteps
 from .private import without_all_reduce
+from .saving import plain_spec, plain_topology, saved_spec, saved_topology
 
 _DENSE = parse("dense")
 
@@ -35,7 +36,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     a loop of your own. Unlike there, clipping comes after the sum.
 
     - `optimizer`: does the update; a `LossScaleOptimizer` goes in here. It belongs to this one from now on.
-    - `spec`: a spec string, a `DeepReduce`, or an object with `codec_for(name, source)` such as `BySize`.
+    - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`.
     - `memory`: ``"residual"`` for error feedback, in variables of this optimizer that are saved with it, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
@@ -55,7 +56,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     def __init__(
         self,
         optimizer: Any,
-        spec: str | DeepReduce | Policy,
+        spec: Spec,
         memory: Literal["residual", "none"] = "residual",
         small_tensor_numel: int = 1024,
         *,
@@ -175,36 +176,18 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     def get_config(self) -> dict[str, Any]:
         """Return what `from_config` needs."""
         inner, topology = keras.saving.serialize_keras_object(self.inner_optimizer), self._steps.reducer.topology
-        plain = {"spec": _plain_spec(self._spec), "topology": _plain(topology), "parameter_names": self._names and list(self._names)}
+        plain = {"spec": plain_spec(self._spec), "topology": plain_topology(topology), "parameter_names": self._names and list(self._names)}
         return {"name": self.name, "optimizer": inner, **self._settings, **plain}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None) -> Self:
         """Return an optimizer with these settings."""
         inner = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
-        spec, topology = config["spec"], config["topology"]
-        given = {
-            "spec": BySize(**spec) if isinstance(spec, dict) else spec,
-            "topology": Sharded(**topology) if isinstance(topology, dict) else topology,
-        }
-        return cls(**config | {"optimizer": inner} | given)
+        given = {"optimizer": inner, "spec": saved_spec(config["spec"]), "topology": saved_topology(config["topology"])}
+        return cls(**config | given)
 
 
-def _plain_spec(spec: Any) -> Any:
-    """A spec as JSON has it."""
-    if isinstance(spec, BySize):
-        return {"numel": spec.numel, "small": str(spec.small), "large": str(spec.large)}
-    if isinstance(spec, str | DeepReduce):
-        return str(spec)
-    raise ConfigError(f"a model is saved with a spec, a DeepReduce or a BySize in its optimizer, got {spec!r}")
-
-
-def _plain(topology: Topology) -> Any:
-    """A topology as JSON has it."""
-    return {"budget": topology.budget} if isinstance(topology, Sharded) else topology.name
-
-
-def _is_always_dense(policy: object, shape: Shape) -> bool:
+def _is_always_dense(policy: Policy | StepPolicy, shape: Shape) -> bool:
     """Whether a parameter can have no residual. Policies other than `BySize` may change their mind from step to step."""
     like = SparseSource(SparseTensor([], np.empty(0, np.float32), shape))
     return isinstance(policy, BySize) and policy.codec_for("", like) == _DENSE

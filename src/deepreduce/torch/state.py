@@ -66,8 +66,8 @@ class DeepReduceState:
     - `memory`: ``"residual"`` for error feedback, ``"none"``, or a `ResidualMemory` with decay and momentum.
     - `small_tensor_numel`: smaller tensors travel as they are. (An object with `codec_for` decides that itself.)
     - `per`: where top-r is taken, in each ``"parameter"`` or over a whole ``"bucket"``.
-    - `recipe`: ``"sgd"`` sets what was measured to be best for SGD: a density that falls to 1% over 500 steps, and momentum correction, so
-      that the optimizer itself has no momentum. `spec` and `memory` may still be given.
+    - `recipe`: ``"sgd"`` is Deep Gradient Compression: a density that falls to 1% over 500 steps, and momentum correction, so that the
+      optimizer itself has no momentum. `spec` and `memory` may still be given.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
     - `never_slower`: time steps of both kinds, now and then, and send dense gradients for as long as that is faster. What is sent then
