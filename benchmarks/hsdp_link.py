@@ -63,11 +63,12 @@ def gpt(width: int, layers: int) -> Any:
             self.head = nn.Linear(width, VOCABULARY)
 
         def forward(self, tokens: Any) -> Any:
-            hidden = self.words(tokens) + self.places(torch.arange(tokens.shape[1]))
-            mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+            """Return the loss of predicting each token from those before it."""
+            hidden = self.words(tokens[:, :-1]) + self.places(torch.arange(LENGTH))
+            mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
             for block in self.blocks:
                 hidden = block(hidden, src_mask=mask, is_causal=True)
-            return self.head(hidden)
+            return nn.functional.cross_entropy(self.head(hidden).flatten(0, 1), tokens[:, 1:].flatten())
 
     return Gpt()
 
@@ -95,9 +96,8 @@ def train(job: dict[str, Any]) -> dict[str, float]:
 
     def step() -> None:
         tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH + 1), generator=data)
-        loss = torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        model(tokens).backward()
         optimizer.step()
 
     for _ in range(3):

@@ -1,7 +1,9 @@
 """Accelerate and the Trainer of transformers, two processes."""
 
+from copy import deepcopy
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from ..torch.tasks import batch, flat, network
 from .launched import as_if_launched, free_port
 from .scripts import run_example
 
-LOSSY = "topr:0.1/rice/qsgd"
+LOSSY = "topr:0.01/rice/qsgd"
 
 
 class Loop:
@@ -58,6 +60,7 @@ def loops(rank, port, path):
     resumed.accelerator.load_state(path)
     assert first.state.stats().last.ratio > 5
     assert set(first.state.memory.own.residuals) <= set(dict(network().named_parameters()))
+    check_copies(first)
     with pytest.raises(ConfigError, match=r"comes before accelerator\.prepare"):
         compress(first.accelerator, DeepReduceState(LOSSY))
     with pytest.raises(ConfigError, match="has a communication hook already"):
@@ -65,6 +68,20 @@ def loops(rank, port, path):
     with pytest.raises(ConfigError, match=r"takes an Accelerator or a transformers\.Trainer, got Linear"):
         compress(torch.nn.Linear(1, 1), DeepReduceState(LOSSY))
     return pairs, [first.train(range(3, 6)), resumed.train(range(3, 6))]
+
+
+def check_copies(loop):
+    """Accelerate deep-copies what its handlers hold: the copy of a state stands by itself."""
+    from accelerate.utils import DistributedDataParallelKwargs
+
+    copied = deepcopy(loop.accelerator.ddp_handler).state
+    given = DistributedDataParallelKwargs(comm_state_option={"state": loop.state}).to_kwargs()["comm_state_option"]["state"]
+    for state in (copied, given):
+        assert state is not loop.state
+        assert repr(state) == repr(loop.state)
+        for name, residual in loop.state.memory.own.residuals.items():
+            assert np.array_equal(state.memory.own.residuals[name], residual)
+            assert state.memory.own.residuals[name] is not residual
 
 
 def test_accelerate(tmp_path):

@@ -10,7 +10,7 @@ from ..torch.tasks import batch, flat, network
 from .launched import as_if_launched, free_port
 from .scripts import run_example
 
-LOSSY = "topr:0.1/rice/qsgd"
+LOSSY = "topr:0.01/rice/qsgd"
 
 
 def fitted(rank, spec, folder, seed=0, ckpt_path=None, epochs=4):

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +17,7 @@ from deepreduce.errors import ConfigError
 
 from .scripts import EXAMPLES
 
-LOSSY = "topr:0.05/rice/qsgd"
+LOSSY = "topr:0.01/rice/qsgd"
 LIGHTHOUSE = """
 import time
 from torchft.coordination import LighthouseServer
@@ -24,11 +26,20 @@ print(server.address(), flush=True)
 time.sleep(600)
 """
 REPLICA = """
-import sys, torch
+import sys, time, torch
 sys.path.insert(0, {examples!r})
+import torchft_diloco
+
+class Patient(torchft_diloco.CompressedManager):
+    "Takes its time for as long as it is alone, so that another replica can join before the end."
+
+    def should_commit(self, timeout=None):
+        time.sleep(0.5 if self.num_participants() == 1 else 0)
+        return super().should_commit(timeout)
+
 torch.set_num_threads(1)
-from torchft_diloco import train
-torch.save(train({replica}, {syncs}, {spec!r}).state_dict(), {path!r})
+torchft_diloco.CompressedManager = Patient
+torch.save(torchft_diloco.train({replica}, {syncs}, {spec!r}).state_dict(), {path!r})
 """
 
 
@@ -80,15 +91,16 @@ def trained(folder, spec):
 
 
 def test_without_loss_the_parameters_are_those_of_torchft(tmp_path):
-    own, ours = (trained(tmp_path, spec)[0] for spec in (None, "dense"))
-    assert torch.allclose(own, ours, rtol=0, atol=1e-6)
+    own, ours = (trained(tmp_path, spec) for spec in (None, "dense"))
+    assert torch.equal(ours[0], ours[1])
+    assert torch.allclose(own[0], ours[0], rtol=0, atol=1e-6)
 
 
 def wait_for_sync(process, number):
-    """Read what a replica prints until it is so far."""
+    """Read what a replica prints until it is so far; returns how far it is."""
     for line in process.stdout:
-        if line.startswith(f"sync {number}:"):
-            return
+        if line.startswith("sync ") and (reached := int(line.split()[1].rstrip(":"))) >= number:
+            return reached
     raise AssertionError(logged(process))
 
 
@@ -96,16 +108,38 @@ def test_a_replica_that_was_killed_rejoins_and_ends_with_the_same_parameters(tmp
     paths = [tmp_path / f"{number}.pt" for number in range(2)]
     with lighthouse(min_replicas=1) as server:
         address = server.stdout.readline().strip()
-        with replica(address, 0, 400, LOSSY, paths[0]) as survivor:
-            with replica(address, 1, 400, LOSSY, paths[1]) as killed:
-                wait_for_sync(killed, 5)
-            wait_for_sync(survivor, 8)
-            with replica(address, 1, 400, LOSSY, paths[1]) as again:
+        with replica(address, 0, 250, LOSSY, paths[0]) as survivor:
+            with replica(address, 1, 250, LOSSY, paths[1]) as killed:
+                reached = wait_for_sync(killed, 5)
+            alone = wait_for_sync(survivor, reached + 3)
+            with replica(address, 1, 250, LOSSY, paths[1]) as again:
+                assert wait_for_sync(again, 0) > alone  # it went on from where the survivor was
                 output = ended(again)
                 ended(survivor)
-    assert "times fewer bytes" in output
+    ratios = [int(ratio) for ratio in re.findall(r"(\d+) times fewer bytes", output)]
+    assert min(ratios) > 5
     first, second = map(torch.load, paths)
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+RESUME = """
+import sys
+sys.path[:0] = {folders!r}
+from torchft_resume import main
+main({replica}, {spec!r}, {path!r})
+"""
+
+
+def test_a_run_that_resumes_from_a_checkpoint_is_the_same(tmp_path):
+    folders, paths = [str(EXAMPLES), str(Path(__file__).parent)], [str(tmp_path / f"{number}.pt") for number in range(2)]
+    with lighthouse(min_replicas=2) as server:
+        address = {"TORCHFT_LIGHTHOUSE": server.stdout.readline().strip()}
+        first, second = (RESUME.format(folders=folders, replica=number, spec=LOSSY, path=path) for number, path in enumerate(paths))
+        with started(first, **address) as one, started(second, **address) as other:
+            ended(one), ended(other)
+    (straight, resumed), others = map(torch.load, paths)
+    for weights in (resumed, *others):
+        assert all(torch.equal(straight[name], weights[name]) for name in straight)
 
 
 class Alone:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from torch.futures import Future
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroup
 
-from ..errors import ConfigError
+from ..errors import ConfigError, PeerError
 from ..parameters import natural
 from ..step.frame import Buffer, Exchange
 from ..step.policy import Spec, policy_of
@@ -164,9 +165,21 @@ class _Replicas(Padded):
 
     def __init__(self, group: ProcessGroup) -> None:
         super().__init__()
-        self.group, self.rank, self.size = group, group.rank(), group.size()
+        self.group, self.size = group, group.size()
+        self.rank = self._find_rank()
+
+    def _find_rank(self) -> int:
+        """Return the rank of this replica in the quorum: the groups of torchft know their size, but not all of them their rank."""
+        token = np.frombuffer(os.urandom(16), np.uint8).copy()
+        found = [rank for rank, each in enumerate(self._gather(token)) if np.array_equal(each, token)]
+        if len(found) != 1:
+            raise PeerError(f"{len(found)} of the {self.size} replicas of this quorum have the token of this one")
+        return found[0]
 
     def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
+        return self._gather(buffer)
+
+    def _gather(self, buffer: Buffer) -> list[Buffer]:
         gathered = [torch.empty(buffer.size, dtype=torch.uint8) for _ in range(self.size)]
         self.group.allgather([gathered], [torch.from_numpy(buffer)], AllgatherOptions()).wait()
         self.sent_bytes += (self.size - 1) * buffer.size
