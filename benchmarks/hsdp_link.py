@@ -5,7 +5,7 @@ Native HSDP, a 2-D mesh, is compared with `compress_fsdp`. Needs root and iprout
 fails.
 
     python benchmarks/hsdp_link.py
-    python benchmarks/hsdp_link.py --width 512 --layers 8 --rate 1gbit
+    python benchmarks/hsdp_link.py --width 768 --layers 12 --rate 1gbit
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from deepreduce.lab.train.links import Host, shaped_links
 
-NODES, PER_NODE, VOCABULARY, LENGTH, ROWS = 2, 2, 1024, 32, 2
+NODES, PER_NODE, VOCABULARY, LENGTH, ROWS = 2, 2, 1024, 32, 1
 
 
 def run(hosts: list[Host], job: dict[str, Any], timeout: float = 600) -> list[dict[str, float]]:
@@ -87,7 +87,7 @@ def train(job: dict[str, Any]) -> dict[str, float]:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     mesh = init_device_mesh("cpu", (NODES, PER_NODE), mesh_dim_names=("replicate", "shard"))
     for module in [*model.blocks, model]:
-        fully_shard(module, mesh=mesh["shard"] if job["spec"] else mesh)
+        fully_shard(module, mesh=mesh["shard"] if job["spec"] else mesh, reshard_after_forward=False)
     state = None
     if job["spec"]:
         state = DeepReduceState(job["spec"], process_group=mesh["replicate"].get_group())
@@ -121,8 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="100mbit")
     parser.add_argument("--steps", type=int, default=7)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--spec", default="topr:0.01/rice/qsgd")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()

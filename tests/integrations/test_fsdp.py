@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from deepreduce.errors import ConfigError, InputError
 from deepreduce.integrations.fsdp import RankState
@@ -59,6 +59,13 @@ class Replicas:
             self.update()
         return self.parameters()
 
+    def divided(self, factor):
+        """Gradients divided by a factor of the user's, as in training by the number of tokens."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(factor)
+        return self.train(range(3))
+
     def parameters(self):
         return torch.cat([parameter.full_tensor().detach().float().reshape(-1) for parameter in self.model.parameters()])
 
@@ -70,6 +77,7 @@ def steps_like_native(rank):
     return {
         "plain": [Replicas(spec).train(range(4)) for spec in (None, "dense")],
         "mixed precision": [Replicas(spec, **half).train(range(4)) for spec in (None, "dense")],
+        "divide factor": [Replicas(spec).divided(3.0) for spec in (None, "dense")],
         **{setting: [Replicas(spec).accumulate(setting) for spec in (None, "dense")] for setting in settings},
     }
 

@@ -39,7 +39,7 @@ def compress_fsdp(model: torch.nn.Module, state: DeepReduceState) -> None:
         compress_fsdp(model, DeepReduceState("topr:0.01/rice/qsgd", process_group=mesh["replicate"].get_group()))
 
     All replicas must start from the same parameters: compared in the first step. Mixed precision and gradient accumulation, by
-    `set_requires_gradient_sync` or `set_requires_all_reduce`, are those of FSDP.
+    `set_requires_gradient_sync` or `set_requires_all_reduce`, are those of FSDP, and so is `set_gradient_divide_factor`.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
@@ -96,6 +96,8 @@ class _Replicas:
         _after_backward(self._close_step)
         if gradients:
             allreduce_(list(gradients.values()), self.state, list(gradients), last=False)
+        if unit.sums:
+            buffer *= self.state.transport.size
 
     def _accumulated(self, group: Any, buffer: torch.Tensor, exchanges: bool) -> bool:
         """Return whether the buffer is to be exchanged, with all that `set_requires_all_reduce(False)` has kept back before."""
@@ -126,12 +128,16 @@ class _Shard:
 
 @dataclass(frozen=True)
 class _Unit:
-    """One FSDP module: its parameters in the order of its buffer, who holds the other shards, and whether this backward exchanges."""
+    """One FSDP module: its parameters in the order of its buffer, who holds the other shards, and whether this backward exchanges.
+
+    `sums`: gradients are divided by what the user has set, and added up over the replicas.
+    """
 
     shards: Sequence[_Shard]
     shard_ranks: Sequence[int]
     has_replicas: bool
     exchanges: bool
+    sums: bool
 
 
 def _parameter_group(module: FSDPModule) -> Any | None:
@@ -152,7 +158,7 @@ def _unit(group: Any) -> _Unit:
             if held.sharded_param.requires_grad
         ]
         ranks = dist.get_process_group_ranks(group.mesh_info.shard_process_group)
-        return _Unit(shards, ranks, group._is_hsdp, group.all_reduce_grads)
+        return _Unit(shards, ranks, group._is_hsdp, group.all_reduce_grads, group.gradient_divide_factor is not None)
     except AttributeError as error:
         raise _unknown(error) from error
 
