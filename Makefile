@@ -1,17 +1,20 @@
-# Two commands do all their own set-up in .venv, from a bare python3: `make demo` and `make test`.
+# These do all their own set-up, from a bare python3: `make demo` and `make test` in .venv, `make integrations` in .venv-integrations.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_INSTALLED := $(VENV)/.demo-installed
 INSTALLED := $(VENV)/.installed
+TOOLS_VENV := .venv-integrations
+TOOLS_BIN := $(TOOLS_VENV)/bin
+TOOLS_INSTALLED := $(TOOLS_VENV)/.installed
 # Modules are compiled when they are first imported, as most never are; that must be kept, for all the worker processes of a test run.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
 PARALLEL := -n auto --maxprocesses 8
 
-.PHONY: demo test lint types unit bounds golden clean
+.PHONY: demo test lint types unit bounds integrations golden clean
 
 demo: $(DEMO_INSTALLED)
 	$(BIN)/deepreduce demo --report report
@@ -37,6 +40,10 @@ unit: $(INSTALLED)
 bounds: $(INSTALLED)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(BOUNDS_CACHE) $(BIN)/pytest $(PARALLEL) tests/test_kernels_*.py
 
+# The tools people train with, in a place of their own: they bring a hundred packages that nothing else needs.
+integrations: $(TOOLS_INSTALLED)
+	$(TOOLS_BIN)/pytest tests/integrations src/deepreduce/integrations
+
 # The only writer of tests/golden: run it by hand when the format gains something, never to make a test pass.
 golden: $(INSTALLED)
 	$(BIN)/python tests/golden/write.py
@@ -52,6 +59,13 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) -e ".[dev]"
 	touch $@ $(DEMO_INSTALLED)
 
+$(TOOLS_BIN)/pip:
+	$(PYTHON) -m venv $(TOOLS_VENV)
+
+$(TOOLS_INSTALLED): pyproject.toml constraints.txt | $(TOOLS_BIN)/pip
+	$(TOOLS_BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e ".[integrations]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TOOLS_VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from deepreduce.errors import ConfigError, InputError
 from deepreduce.integrations.fsdp import RankState
@@ -15,17 +15,20 @@ from ..torch.ranks import run_ranks
 from ..torch.tasks import batch, network
 from .scripts import run_example
 
-LOSSY = "topr:0.1/rice/qsgd"
+LOSSY = "topr:0.01/rice/qsgd"
 
 
 class Replicas:
-    """A network on a mesh of two nodes; without a spec it is native HSDP. Odd sizes, so that shards are padded."""
+    """A network on a mesh of two nodes; without a spec it is native HSDP.
+
+    Odd sizes, so that shards are padded; the last layer belongs to the outermost FSDP module.
+    """
 
     def __init__(self, spec=None, seed=0, **options):
         self.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
         self.model, self.state = network(seed, width=49), None
         mesh = self.mesh if spec is None else self.mesh["shard"]
-        for layer in [*self.model[::2], self.model]:
+        for layer in (self.model[0], self.model[2], self.model):
             fully_shard(layer, mesh=mesh, **options)
         if spec is not None:
             self.state = DeepReduceState(spec, process_group=self.mesh["replicate"].get_group(), small_tensor_numel=16)
@@ -56,6 +59,13 @@ class Replicas:
             self.update()
         return self.parameters()
 
+    def divided(self, factor):
+        """Gradients divided by a factor of the user's, as in training by the number of tokens."""
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(factor)
+        return self.train(range(3))
+
     def parameters(self):
         return torch.cat([parameter.full_tensor().detach().float().reshape(-1) for parameter in self.model.parameters()])
 
@@ -67,6 +77,7 @@ def steps_like_native(rank):
     return {
         "plain": [Replicas(spec).train(range(4)) for spec in (None, "dense")],
         "mixed precision": [Replicas(spec, **half).train(range(4)) for spec in (None, "dense")],
+        "divide factor": [Replicas(spec).divided(3.0) for spec in (None, "dense")],
         **{setting: [Replicas(spec).accumulate(setting) for spec in (None, "dense")] for setting in settings},
     }
 
@@ -122,7 +133,7 @@ def refusals(rank):
         compress_fsdp(fully_shard(network(), mesh=mesh), DeepReduceState(LOSSY, process_group=group))
     with pytest.raises(ConfigError, match="hold different shards of one model"):
         compress_fsdp(fully_shard(network(), mesh=mesh["shard"]), DeepReduceState(LOSSY))
-    with pytest.raises(InputError, match=r"start from different parameters, '0.weight' is the first of 6"):
+    with pytest.raises(InputError, match=r"start from different parameters, '4.weight' is the first of 6"):
         Replicas(LOSSY, seed=rank // 2).backward(0)
     torch.manual_seed(0)
     model = fully_shard(Unused(), mesh=mesh["shard"])

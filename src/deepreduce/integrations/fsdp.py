@@ -39,17 +39,16 @@ def compress_fsdp(model: torch.nn.Module, state: DeepReduceState) -> None:
         compress_fsdp(model, DeepReduceState("topr:0.01/rice/qsgd", process_group=mesh["replicate"].get_group()))
 
     All replicas must start from the same parameters: compared in the first step. Mixed precision and gradient accumulation, by
-    `set_requires_gradient_sync` or `set_requires_all_reduce`, are those of FSDP.
+    `set_requires_gradient_sync` or `set_requires_all_reduce`, are those of FSDP, and so is `set_gradient_divide_factor`.
     """
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not modules:
         raise ConfigError("compress_fsdp takes a model after fully_shard, and found no FSDP module in it")
-    replicas = _Replicas(model, state)
-    for module in modules:
-        group = _parameter_group(module)
-        if group is not None:
-            _expect_own_mesh(_unit(group), state)
-            module.set_all_reduce_hook(partial(replicas.reduce, group))
+    groups = {module: group for module in modules if (group := _parameter_group(module)) is not None}
+    replicas = _Replicas(list(groups.values()), state)
+    for module, group in groups.items():
+        _expect_own_mesh(_unit(group), state)
+        module.set_all_reduce_hook(partial(replicas.reduce, group))
     state.bind(model)
 
 
@@ -79,7 +78,7 @@ class RankState:
 class _Replicas:
     """The hook of all FSDP modules of a model."""
 
-    model: torch.nn.Module
+    groups: Sequence[Any]
     state: DeepReduceState
     compared: bool = False
     partial_sums: dict[Any, torch.Tensor] = field(default_factory=dict)
@@ -91,12 +90,14 @@ class _Replicas:
         if not self._accumulated(group, buffer, unit.exchanges):
             return
         if not self.compared:
-            _compare_parameters(self.model, self.state)
+            _compare_parameters(self.groups, self.state)
             self.compared = True
         gradients = {shard.name: gradient for shard, gradient in _cut(buffer, unit.shards) if gradient.numel()}
         _after_backward(self._close_step)
         if gradients:
             allreduce_(list(gradients.values()), self.state, list(gradients), last=False)
+        if unit.sums:
+            buffer *= self.state.transport.size
 
     def _accumulated(self, group: Any, buffer: torch.Tensor, exchanges: bool) -> bool:
         """Return whether the buffer is to be exchanged, with all that `set_requires_all_reduce(False)` has kept back before."""
@@ -127,12 +128,16 @@ class _Shard:
 
 @dataclass(frozen=True)
 class _Unit:
-    """One FSDP module: its parameters in the order of its buffer, who holds the other shards, and whether this backward exchanges."""
+    """One FSDP module: its parameters in the order of its buffer, who holds the other shards, and whether this backward exchanges.
+
+    `sums`: gradients are divided by what the user has set, and added up over the replicas.
+    """
 
     shards: Sequence[_Shard]
     shard_ranks: Sequence[int]
     has_replicas: bool
     exchanges: bool
+    sums: bool
 
 
 def _parameter_group(module: FSDPModule) -> Any | None:
@@ -153,7 +158,18 @@ def _unit(group: Any) -> _Unit:
             if held.sharded_param.requires_grad
         ]
         ranks = dist.get_process_group_ranks(group.mesh_info.shard_process_group)
-        return _Unit(shards, ranks, group._is_hsdp, group.all_reduce_grads)
+        return _Unit(shards, ranks, group._is_hsdp, group.all_reduce_grads, group.gradient_divide_factor is not None)
+    except AttributeError as error:
+        raise _unknown(error) from error
+
+
+def _checksums(group: Any) -> dict[str, int]:
+    """Return a checksum of this rank's shard of every parameter. Seen in torch 2.13.
+
+    The model itself shows gathered parameters in the midst of a step, whose storage FSDP frees afterwards.
+    """
+    try:
+        return {str(held._param_fqn): _checksum(held.sharded_param) for held in group.fsdp_params}
     except AttributeError as error:
         raise _unknown(error) from error
 
@@ -185,10 +201,10 @@ def _expect_own_mesh(unit: _Unit, state: DeepReduceState) -> None:
         raise ConfigError(f"ranks {common} hold different shards of one model, and would be averaged: {_OWN_MESH}")
 
 
-def _compare_parameters(model: torch.nn.Module, state: DeepReduceState) -> None:
+def _compare_parameters(groups: Sequence[Any], state: DeepReduceState) -> None:
     """Refuse replicas that do not hold the same parameters; all of them raise."""
-    named = dict(model.named_parameters())
-    sums = np.array([_checksum(parameter) for parameter in named.values()], "<u4")
+    named = {name: checksum for group in groups for name, checksum in _checksums(group).items()}
+    sums = np.array(list(named.values()), "<u4")
     exchange = Exchange("the first parameters", zlib.crc32(b"parameters"), state.step, sums.nbytes)
     frames = state.transport.all_gather(seal(sums.tobytes(), exchange), exchange)
     for replica, body in enumerate(open_frames(frames, exchange, state.transport.rank)):
@@ -205,7 +221,7 @@ def _compare_parameters(model: torch.nn.Module, state: DeepReduceState) -> None:
 
 def _checksum(parameter: torch.Tensor) -> int:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return zlib.crc32(to_numpy(local).tobytes())
+    return zlib.crc32(to_numpy(local.detach().clone()).tobytes())
 
 
 def _cut(buffer: torch.Tensor, shards: Sequence[_Shard]) -> list[tuple[_Shard, torch.Tensor]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -15,6 +18,7 @@ from ..errors import PeerError
 from ..step.frame import HEAD_BYTES, Buffer, Exchange
 from ..step.transport import ROOT, Alone, Padded, Transport, checked_bytes, padded
 
+_log = logging.getLogger("deepreduce")
 _connections: Counter[tuple[int, ...]] = Counter()
 
 
@@ -29,7 +33,21 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     members = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     if dist.get_rank() not in members:
         raise PeerError(f"rank {dist.get_rank()} is not in the process group of ranks {members}")
-    return Alone() if len(members) == 1 else Gloo(_backend(members, timeout), members.index(dist.get_rank()), len(members))
+    if len(members) == 1:
+        return Alone()
+    _log.info("rank %d sends over gloo on %s", dist.get_rank(), _interface())
+    return Gloo(_backend(members, timeout), members.index(dist.get_rank()), len(members))
+
+
+def _interface() -> str:
+    """Return where gloo will listen: the interface that was named, or the address of this machine's name."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME")
+    if name:
+        return f"the interface {name}, as GLOO_SOCKET_IFNAME says"
+    try:
+        return f"the address {socket.gethostbyname(socket.gethostname())} of this host's name; GLOO_SOCKET_IFNAME names another interface"
+    except OSError:
+        return "the loopback interface, as this host's name has no address; GLOO_SOCKET_IFNAME names another interface"
 
 
 def _backend(members: Sequence[int], timeout: timedelta | None) -> Any:
