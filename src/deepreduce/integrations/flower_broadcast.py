@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from .. import pipeline
 from ..errors import InputError
-from ..step.policy import Policy, StepPolicy, policy_at
+from ..step.policy import ByStep, Policy, policy_at
 from ..step.seeds import mix
 from .flower_records import BROADCAST, Arrays, arrays_of, floats, record_of
 
@@ -27,7 +27,7 @@ _KEPT_MESSAGES = 8
 class _Broadcast:
     """One record of weights: its latest version as the strategy gave it and as clients have it, and the messages that led there."""
 
-    policy: Policy | StepPolicy
+    policy: Policy | ByStep
     given: ArrayRecord
     weights: Arrays
     version: int = 0
@@ -57,7 +57,7 @@ class _Broadcast:
 class Broadcasts:
     """The weights that a server sends, by record, and the versions that its clients have."""
 
-    def __init__(self, policy: Policy | StepPolicy) -> None:
+    def __init__(self, policy: Policy | ByStep) -> None:
         self.policy = policy
         self._broadcasts: dict[str, _Broadcast] = {}
         self._held: dict[int, dict[str, int]] = {}
