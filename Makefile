@@ -34,7 +34,7 @@ unit: $(INSTALLED)
 	$(BIN)/pytest $(PARALLEL) tests/test_*.py src
 	$(BIN)/pytest tests/jax
 	$(BIN)/pytest tests/tensorflow
-	$(BIN)/pytest tests/torch
+	$(BIN)/pytest tests/torch tests/integrations/test_fsdp.py
 
 # The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
 bounds: $(INSTALLED)
