@@ -23,7 +23,7 @@ CORE = {
     "tensor": {"errors", "parameters"},
     "message": {"errors", "parameters", "reader", "tensor"},
 }
-OUTER = ["step", "weights", "torch", "tensorflow", "jax", "integrations", "lab", "cli"]
+OUTER = ["step", "weights", "torch", "tensorflow", "jax", "integrations", "lab", "cli", "__main__"]
 ALLOWED_OUTER = {
     "step": set(),
     "weights": set(),
@@ -33,6 +33,7 @@ ALLOWED_OUTER = {
     "integrations": {"step", "torch"},
     "lab": {"step", "weights", "torch", "tensorflow", "jax", "integrations"},
     "cli": {"step", "weights", "torch", "tensorflow", "jax", "integrations", "lab"},
+    "__main__": {"cli"},
 }
 ALLOWED_FRAMEWORKS = {
     "tensorflow": {"tensorflow", "keras"},

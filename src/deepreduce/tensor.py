@@ -74,8 +74,8 @@ class Support:
         array = _int64(positions)
         if not _increases(array):
             raise InputError("indices must increase and be unique (SparseTensor.from_unsorted sorts them)")
-        self.numel, self.nnz = numel, array.size
-        self._positions = None if array.size == numel else _in_range(array, numel)
+        self.numel, self.nnz = numel, _in_range(array, numel).size
+        self._positions = None if self.nnz == numel else array
 
     @classmethod
     def all(cls, numel: int) -> Support:
