@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from .jit import inline, kernel
 from .rice import trailing_zeros
-from .vectors import LANES, unequal
+from .vectors import LANES, prefetch, unequal
 
 Patterns = NDArray[Any]
 Positions = NDArray[np.uint32]
 Codes = NDArray[Any]
 
 _0, _1, _LANES = np.uint64(0), np.uint64(1), np.uint64(LANES)
+_AHEAD = np.uint64(16)
 
 
 @inline
@@ -69,24 +70,27 @@ def find(old: Patterns, new: Patterns, flip: np.uint64, positions: Positions, co
     return int(np.int64(count))
 
 
+@inline
+def _move(patterns: Patterns, positions: Positions, codes: Codes, flip: np.uint64, back: np.uint64) -> None:
+    top = np.uint64(8 * patterns.itemsize - 1)
+    mask = ((_1 << top) - _1) << _1 | _1
+    last = np.uint64(positions.size) - _1
+    for i in range(np.uint64(positions.size)):
+        prefetch(patterns, np.uint64(positions[min(i + _AHEAD, last)]))
+        at = np.uint64(positions[i])
+        patterns[at] = moved(np.uint64(patterns[at]), np.uint64(codes[i]) ^ back, flip, top, mask)
+
+
 @kernel
 def move(patterns: Patterns, positions: Positions, codes: Codes, flip: np.uint64) -> None:
     """Take the steps of these codes, in place; positions are below the size of `patterns`."""
-    top = np.uint64(8 * patterns.itemsize - 1)
-    mask = ((_1 << top) - _1) << _1 | _1
-    for i in range(np.uint64(positions.size)):
-        at = np.uint64(positions[i])
-        patterns[at] = moved(np.uint64(patterns[at]), np.uint64(codes[i]), flip, top, mask)
+    _move(patterns, positions, codes, flip, _0)
 
 
 @kernel
 def move_back(patterns: Patterns, positions: Positions, codes: Codes, flip: np.uint64) -> None:
     """Undo `move`."""
-    top = np.uint64(8 * patterns.itemsize - 1)
-    mask = ((_1 << top) - _1) << _1 | _1
-    for i in range(np.uint64(positions.size)):
-        at = np.uint64(positions[i])
-        patterns[at] = moved(np.uint64(patterns[at]), np.uint64(codes[i]) ^ _1, flip, top, mask)
+    _move(patterns, positions, codes, flip, _1)
 
 
 @kernel

@@ -1,4 +1,4 @@
-"""Steps on many elements at once for which numba has no name, in the words of LLVM: it picks the instructions of the machine."""
+"""Steps for which numba has no name, most on many elements at once, in the words of LLVM: it picks the instructions of the machine."""
 
 from __future__ import annotations
 
@@ -62,3 +62,22 @@ def _leading_zeros(typing: Any, number: Any) -> Any:
 
 
 leading_zeros: Any = intrinsic(_leading_zeros)
+
+
+def _prefetch(typing: Any, array: Any, at: Any) -> Any:
+    """Ask for the cache line of array[at], which will be written."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        from numba.np.arrayobj import make_array
+
+        data = make_array(array)(context, builder, arguments[0]).data  # type: ignore[no-untyped-call]
+        pointer, number = builder.gep(data, [arguments[1]]), ir.IntType(32)
+        types_of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], types_of)
+        builder.call(function, [pointer, number(1), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, at), emit
+
+
+prefetch: Any = intrinsic(_prefetch)
