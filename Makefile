@@ -14,6 +14,9 @@ INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
 PARALLEL := -n auto --maxprocesses 8
 
+# What the demo trains by: its kernels are compiled with the set-up.
+DEMO_CODECS := topr:0.01/rice/qsgd topr:0.01/rice/fitpoly topr:0.01/bloom:p2,fpr=0.001/qsgd
+
 .PHONY: demo test lint types unit bounds integrations golden clean
 
 demo: $(DEMO_INSTALLED)
@@ -53,6 +56,7 @@ $(BIN)/pip:
 
 $(DEMO_INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip
 	$(INSTALL) -e ".[demo]"
+	$(BIN)/deepreduce warmup --dtype float32 $(addprefix --codec ,$(DEMO_CODECS))
 	touch $@
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/pip

@@ -99,8 +99,10 @@ def draw(axes: Axes, rows: Sequence[Row], title: str) -> None:
     for number, side in enumerate(sides):
         mine = {(row["ranks"], row["link"]): float(row["median_ms"]) for row in rows if row["side"] == side and row["median_ms"]}
         places = [(links.index(link) + (number - (len(sides) - 1) / 2) * width, time) for link, time in mine.items()]
-        axes.bar(*zip(*places, strict=True), width=0.9 * width, color=SIDES[side], label=side, zorder=2)
+        bars = axes.bar(*zip(*places, strict=True), width=0.9 * width, color=SIDES[side], label=side, zorder=2)
+        axes.bar_label(bars, fmt="{:,.0f}", fontsize=7, padding=1)
     axes.set_yscale("log")
+    axes.set_ylim(bottom=10)
     axes.set_xticks(range(len(links)), map(at, links))
     axes.set_ylabel("ms per step, median")
     axes.set_title(title)

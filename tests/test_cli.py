@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.cli.main import main
+from deepreduce.cli.training import DEMO_CODECS
 from deepreduce.lab.data import load
 
 
@@ -119,6 +121,11 @@ def test_help_has_an_example(arguments, capsys):
 def test_warmup_compiles_what_a_spec_needs(capsys):
     assert run("warmup", "--codec", "topr:0.1/bitmap/fp16") == 0
     assert "compiled the kernels of 1 spec" in capsys.readouterr().out
+
+
+def test_set_up_compiles_what_the_demo_needs():
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    assert f"DEMO_CODECS := {' '.join(DEMO_CODECS)}\n" in makefile
 
 
 def test_the_installed_command_runs():

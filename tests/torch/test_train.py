@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepreduce.cli import training
 from deepreduce.cli.main import main
 from deepreduce.errors import ConfigError
 from deepreduce.lab.train import launcher, links
@@ -222,6 +223,28 @@ def test_the_rate_of_a_link_can_change_while_it_is_in_use(as_whom):
         hosts[0].limit(None)
         hosts[0].limit(None)
         assert "tbf" not in on(hosts[0], "tc", "qdisc")
+
+
+def planned_by_demo(monkeypatch):
+    plans = []
+    monkeypatch.setattr(training, "_conduct", lambda plan, *outputs: plans.append(plan))
+    assert main(["demo"]) == 0
+    return plans[0]
+
+
+def test_the_demo_runs_over_a_link(as_whom, monkeypatch):
+    plan = planned_by_demo(monkeypatch)
+    assert plan.link == "100mbit"
+    assert plan.specs == ("dense", *training.DEMO_CODECS)
+
+
+def test_the_demo_runs_without_a_link_where_none_can_be_made(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(shutil, "which", lambda tool: None if tool == "tc" else f"/sbin/{tool}")
+    assert planned_by_demo(monkeypatch).link is None
+    said = capsys.readouterr().err
+    assert "shaped links need the command(s) tc: install iproute2" in said
+    assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

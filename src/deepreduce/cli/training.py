@@ -25,6 +25,7 @@ _INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 _TOPOLOGIES = ("allgather", "server", "sharded")
 DEMO_CODECS = ("topr:0.01/rice/qsgd", "topr:0.01/rice/fitpoly", "topr:0.01/bloom:p2,fpr=0.001/qsgd")
 DEMO_LINK = "100mbit"
+DEMO_LENGTH = ("--epochs", "14", "--evaluations", "28")  # dense over that link: two minutes
 
 
 def add(commands: Any) -> None:
@@ -102,7 +103,7 @@ def run_demo(args: argparse.Namespace) -> None:
     command = argparse.ArgumentParser()
     add(command.add_subparsers())
     codecs = [word for spec in DEMO_CODECS for word in ("--codec", spec)]
-    _conduct(_plan(command.parse_args(["train", *_demo_link(), *codecs])), args.json, args.report)
+    _conduct(_plan(command.parse_args(["train", *DEMO_LENGTH, *_demo_link(), *codecs])), args.json, args.report)
 
 
 def _demo_link() -> list[str]:

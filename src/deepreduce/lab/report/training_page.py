@@ -31,11 +31,9 @@ def training_page(outcome: Outcome) -> str:
     )
     rate = outcome.computed_rate
     on_link = f"on a link of {rate}, computed from what was sent" if rate else f"on links of {plan.link}" if plan.link else "as measured"
+    better = " (lower is better)" if records[0].lower_is_better else ""
+    race = (f"{metric}{better} against seconds {on_link}", quality_by_seconds(records, rate))
     charts = [
-        (
-            f"{metric}{' (lower is better)' if records[0].lower_is_better else ''} against seconds {on_link}",
-            quality_by_seconds(records, rate),
-        ),
         (f"{metric} against epochs", quality_by_epochs(records)),
         (f"{metric} against bytes sent by a worker, logarithmic", quality_by_bytes(records)),
         ("Relative data volume: bytes of the messages over bytes of the gradients", volume_chart(records)),
@@ -50,7 +48,11 @@ def training_page(outcome: Outcome) -> str:
     return page(
         f"deepreduce train: {plan.task}",
         lead,
-        [section("Results", table(outcome.columns(), outcome.rows()), lead=notes), section("Pictures", figures(charts))],
+        [
+            section("Time to quality", figures([race])),
+            section("Results", table(outcome.columns(), outcome.rows()), lead=notes),
+            section("Pictures", figures(charts)),
+        ],
         outcome.origin,
     )
 
