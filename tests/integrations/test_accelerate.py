@@ -75,7 +75,7 @@ def check_copies(loop):
     from accelerate.utils import DistributedDataParallelKwargs
 
     copied = deepcopy(loop.accelerator.ddp_handler).state
-    given = DistributedDataParallelKwargs(comm_state_option={"state": loop.state}).to_kwargs()["comm_state_option"]["state"]
+    given = deepcopy(DistributedDataParallelKwargs(comm_state_option={"state": loop.state})).comm_state_option["state"]
     for state in (copied, given):
         assert state is not loop.state
         assert repr(state) == repr(loop.state)
