@@ -64,7 +64,7 @@ class Replicas:
         for module in self.model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(factor)
-                module.set_force_sum_reduction_for_comms(True)  # gloo cannot divide on the way
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
         return self.train(range(3))
 
     def parameters(self):

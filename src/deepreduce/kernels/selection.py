@@ -185,6 +185,28 @@ def top_between(bits: Bits, dtype: np.dtype[Any], bounds: Positions, count: int)
 
 
 @kernel
+def _kth_largest(keys: Bits, k: int) -> Any:
+    """The k-th largest key.
+
+    Of few among many, only those count that are at least the k-th largest of the maxima of runs: k of them are.
+    """
+    run = keys.size // (4 * k)
+    if run < 4:
+        return np.partition(keys, keys.size - k)[keys.size - k]
+    maxima = np.zeros((keys.size + run - 1) // run, keys.dtype)
+    for r in range(maxima.size):
+        for i in range(r * run, min(keys.size, (r + 1) * run)):
+            maxima[r] = max(maxima[r], keys[i])
+    floor = np.partition(maxima, maxima.size - k)[maxima.size - k]
+    above = np.empty(keys.size, keys.dtype)
+    n = 0
+    for key in keys:
+        above[n] = key
+        n += key >= floor
+    return np.partition(above[:n], n - k)[n - k]
+
+
+@kernel
 def _top_ragged(bits: Bits, mask: int, infinity: int, bounds: Positions, counts: Positions) -> tuple[Positions, Positions]:
     room = 0
     for t in range(counts.size):
@@ -205,7 +227,7 @@ def _top_ragged(bits: Bits, mask: int, infinity: int, bounds: Positions, counts:
                 out[total + i] = i
             total += wanted
         elif wanted:
-            least = np.partition(keys, keys.size - wanted)[keys.size - wanted]
+            least = _kth_largest(keys, wanted)
             ties = wanted
             for key in keys:
                 ties -= key > least
