@@ -24,6 +24,7 @@ from .layouts import codecs_of, layout_of
 from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Layout, Record
 from .parameters import shown
 from .reader import Reader
+from .seeds import mix
 from .source import Source, Space, as_source
 from .tensor import Positions, Shape, SparseTensor, Support, Values, as_support
 
@@ -146,19 +147,21 @@ def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
     return (spec if isinstance(spec, DeepReduce) else parse(spec)).encode(gradient, seed)
 
 
-def encode_many(choose: Callable[[str, Source], DeepReduce], gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
-    """One message in which every tensor goes by the codec that `choose(name, source)` names."""
+def encode_many(codec_for: Callable[[str, Source], DeepReduce], gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+    """One message in which every tensor goes by the codec that `codec_for(name, source)` returns, with a seed of its own."""
     seed = check_seed(seed)
-    records = []
-    for number, (name, gradient) in enumerate(gradients.items()):
+    codecs, sources, seeds = [], [], []
+    for name, gradient in gradients.items():
         if not isinstance(name, str):
             raise InputError(f"tensors are named by strings, got {name!r}")
         try:
-            source = as_source(gradient)
-            records.append(choose(name, source).record(source, (seed + number) % 2**63))
+            sources.append(as_source(gradient))
+            codecs.append(codec_for(name, sources[-1]))
         except InputError as error:
-            raise InputError(f"tensor {name!r}: {error}") from error
-    return message.write(records, tuple(gradients))
+            raise_named(error, f"tensor {name!r}")
+        seeds.append(mix(seed, name))
+    names = tuple(gradients)
+    return message.write(encode_batch(codecs, sources, seeds, [f"tensor {name!r}" for name in names], [None] * len(names)), names)
 
 
 def check_seed(seed: int) -> int:

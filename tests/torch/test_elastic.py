@@ -5,6 +5,7 @@ import io
 import pytest
 import torch
 
+from deepreduce.step.topology import Sharded
 from deepreduce.torch import DeepReduceState, reshard
 
 from .ranks import run_ranks
@@ -44,8 +45,8 @@ def total(states, table):
         for name, held in state[table]["residuals"].items():
             whole = torch.zeros(state["numels"].get(name, held.numel()) if table == "owned" else held.numel(), dtype=torch.float64)
             if table == "owned" and state["topology"] == "sharded":
-                low = whole.numel() * state["rank"] // state["ranks"]
-                whole[low : low + held.numel()] += held.reshape(-1)
+                low, high = Sharded().owned_range(name, whole.numel(), state["rank"], state["ranks"])
+                whole[low:high] += held.reshape(-1)
             else:
                 whole += held.reshape(-1)
             sums[name] = sums.get(name, 0) + whole

@@ -15,9 +15,9 @@ from flwr.serverapp import Grid
 
 from .. import inspection, pipeline
 from ..errors import CorruptError, DeepReduceError
+from ..seeds import mix
 from ..step.policy import Spec, policy_at, policy_of
 from ..step.residual import ResidualMemory
-from ..step.seeds import mix
 from .flower_broadcast import Broadcasts, received_broadcasts
 from .flower_records import DIFFERENCE, MESSAGE, UPDATE, Arrays, arrays_of, data_bytes, floats, is_message, packed, record_of
 

@@ -14,8 +14,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from .. import pipeline
 from ..errors import InputError
+from ..seeds import mix
 from ..step.policy import ByStep, Policy, policy_at
-from ..step.seeds import mix
 from .flower_records import BROADCAST, Arrays, arrays_of, floats, record_of
 
 _VERSIONS = "deepreduce.versions"

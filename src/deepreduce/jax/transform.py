@@ -87,7 +87,7 @@ def compressed_mean(
 
     def init(params: optax.Params) -> CompressedMeanState:
         residuals = jax.tree_util.tree_map_with_path(_zeros, params) if memory == "residual" else None
-        owned = jax.tree.map(partial(_owned_zeros, way), residuals) if way.has_owners else None
+        owned = jax.tree_util.tree_map_with_path(partial(_owned_zeros, way), residuals) if way.has_owners else None
         return CompressedMeanState(jnp.zeros((), jnp.int32), residuals, owned)
 
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple[Any, Any]:
@@ -148,9 +148,14 @@ def _zeros(path: tuple[Any, ...], parameter: Any) -> jax.Array:
     return jnp.zeros(jnp.shape(parameter), wide_dtype(dtype))
 
 
-def _owned_zeros(topology: Topology, residual: jax.Array) -> jax.Array:
-    low, high = topology.owned_range(residual.size, jax.process_index(), jax.process_count())
-    return jnp.zeros(high - low, residual.dtype)
+def _owned_zeros(topology: Topology, path: tuple[Any, ...], residual: jax.Array) -> jax.Array:
+    return jnp.zeros(_owned_numel(topology, jax.tree_util.keystr(path), residual.size), residual.dtype)
+
+
+def _owned_numel(topology: Topology, name: str, numel: int) -> int:
+    """How many elements of a tensor this process owns."""
+    low, high = topology.owned_range(name, numel, jax.process_index(), jax.process_count())
+    return high - low
 
 
 def _residuals(
@@ -168,8 +173,8 @@ def _residuals(
         return residuals, None
     owned = _leaves(state.owned, tree)
     for name, residual, held in zip(names, residuals, owned, strict=True):
-        like = jax.eval_shape(partial(_owned_zeros, topology), residual)
-        _expect(name, (like.shape, like.dtype), held, "the residual that this process owns of it")
+        kind = (_owned_numel(topology, name, residual.size),), residual.dtype
+        _expect(name, kind, held, "the residual that this process owns of it")
     return residuals, owned
 
 

@@ -92,7 +92,7 @@ def reshard(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, A
     new = []
     for rank in range(ranks):
         mine = _summed([loaded_tables(checkpoint.memory)[0] for checkpoint in old[rank::ranks]])
-        owned = {name: _cut(total, topology, rank, ranks) for name, total in whole.items()} if topology else {}
+        owned = {name: _cut(name, total, topology, rank, ranks) for name, total in whole.items()} if topology else {}
         kept = {name: piece for name, piece in owned.items() if _numel(piece)}
         states_of = [_state(mine["residuals"], mine["velocities"], scale), _state(kept, {}, scale)]
         new.append(Checkpoint(first.step, first.seed, rank, ranks, first.topology, states_of[0], states_of[1], numels).write())
@@ -126,7 +126,7 @@ def _whole_owned(old: Sequence[Checkpoint], topology: Topology | None, numels: M
         for name, held in loaded_tables(checkpoint.owned)[0]["residuals"].items():
             if topology is None or name not in numels:
                 raise InputError(f"the state has an owner's residual of {name!r}, whose size it does not know")
-            low, high = topology.owned_range(numels[name], checkpoint.rank, checkpoint.ranks)
+            low, high = topology.owned_range(name, numels[name], checkpoint.rank, checkpoint.ranks)
             if _numel(held) != high - low:
                 raise InputError(f"rank {checkpoint.rank} owns {high - low} elements of {name!r}, its residual has {_numel(held)}")
             whole[name] = _plus(whole[name], _placed(held, low, numels[name])) if name in whole else _placed(held, low, numels[name])
@@ -142,8 +142,8 @@ def _placed(held: Gradient, low: int, numel: int) -> Gradient:
     return total
 
 
-def _cut(total: Gradient, topology: Topology, rank: int, ranks: int) -> Gradient:
-    low, high = topology.owned_range(_numel(total), rank, ranks)
+def _cut(name: str, total: Gradient, topology: Topology, rank: int, ranks: int) -> Gradient:
+    low, high = topology.owned_range(name, _numel(total), rank, ranks)
     return sums.between(total, low, high, (high - low,)) if isinstance(total, SparseTensor) else total[low:high]
 
 

@@ -33,7 +33,7 @@ def flushed(
 
 def _with_owned(memory: Memory, topology: Topology, name: str, total: Gradient, rank: int, size: int) -> Gradient:
     owned: Any = memory.owned.residuals[name] if memory.owned is not None else None
-    low, _ = topology.owned_range(memory.numels[name], rank, size)
+    low, _ = topology.owned_range(name, memory.numels[name], rank, size)
     if isinstance(total, SparseTensor) and isinstance(owned, SparseTensor):
         return sums.combined([total, sums.scaled(SparseTensor(owned.indices + low, owned.values, total.shape), size)])
     arrays = arrays_of(total)

@@ -15,10 +15,11 @@ from ..indices.seeded import Seeded
 from ..message import Record
 from ..pipeline import DeepReduce, decode_batch, encode_batch, parse, raise_named
 from ..source import DenseSource, Source, Space, SparseSource
-from ..tensor import Shape, SparseTensor, Support, as_support
+from ..tensor import Shape, SparseTensor, Support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
 
+_NOWHERE = np.empty(0, np.int64)
 LITERAL = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
 
@@ -68,10 +69,6 @@ class Item:
         """Return the seed of this tensor; where positions follow from it, all ranks share it, so that their sum has no more."""
         return seed.of(self.name, shared=type(self.codec.index) is Seeded)
 
-    def select(self, seed: StepSeed) -> Support:
-        """Return the positions that the sparsifier selects."""
-        return as_support(self.codec.sparsifier.select(self.source, self.seed(seed)), self.numel)
-
     def to_send(self) -> tuple[DeepReduce, Source, Support | None]:
         """Return the codec, the source and what was selected of it, for the pipeline.
 
@@ -109,6 +106,19 @@ def source_of(content: Array | SparseTensor) -> Source:
     if type(content) is np.ndarray:
         return DenseSource(content)
     return SparseSource(content) if isinstance(content, SparseTensor) else arrays_of(content).source(content)
+
+
+def select(items: Sequence[Item], seed: StepSeed) -> list[Support]:
+    """Return the positions that the sparsifiers select, of those of one codec and dtype together; none of an idle tensor."""
+    groups: dict[tuple[DeepReduce, np.dtype[Any]], list[Item]] = {}
+    for item in items:
+        if not item.idle:
+            groups.setdefault((item.codec, item.dtype), []).append(item)
+    found: dict[int, Support] = {}
+    for (codec, _), group in groups.items():
+        selected = codec.sparsifier.select_batch([item.source for item in group], [item.seed(seed) for item in group])
+        found.update(zip(map(id, group), selected, strict=True))
+    return [Support.trusted(_NOWHERE, item.numel) if item.idle else found[id(item)] for item in items]
 
 
 def encode(items: Sequence[Item], seed: StepSeed) -> Encoded:

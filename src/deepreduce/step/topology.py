@@ -7,14 +7,13 @@ with error feedback of their own: one root for everything, or every rank for a r
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil
 from time import perf_counter
-from typing import ClassVar, NoReturn
-
-import numpy as np
+from typing import ClassVar, NoReturn, TypeVar
+from zlib import crc32
 
 from ..errors import ConfigError, FormatError
 from ..parameters import shown
@@ -26,6 +25,8 @@ from .owner import Owner
 from .seeds import StepSeed
 from .transport import ROOT
 from .trip import Delivery, Trip
+
+T = TypeVar("T")
 
 
 class Topology(ABC):
@@ -48,7 +49,7 @@ class Topology(ABC):
     def fail(self, failure: Failure, trip: Trip) -> None:
         """Tell all ranks that this one has no messages, in the exchange that they are in."""
 
-    def owned_range(self, numel: int, rank: int, size: int) -> tuple[int, int]:
+    def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
         """Return the range of a tensor that a rank owns."""
         return 0, 0
 
@@ -102,13 +103,15 @@ class Server(Topology):
         trip.broadcast(failure)
         raise failure.error
 
-    def owned_range(self, numel: int, rank: int, size: int) -> tuple[int, int]:
+    def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
         return (0, numel) if rank == ROOT else (0, 0)
 
 
 @dataclass(frozen=True)
 class Sharded(Topology):
     """`sharded`: every rank owns a range of every tensor, adds up what the others send for it, and sends the strongest of the sum to all.
+
+    A tensor of at most 2,048 elements is not worth cutting: one rank owns it whole, drawn by its name.
 
     `budget` is what a rank sends, in multiples of its own message, however many ranks there are: owners keep what is beyond it for the next
     step. Where the sparsifier keeps everything (`none`, `nonzero`), owners send the whole sum.
@@ -124,14 +127,21 @@ class Sharded(Topology):
             raise ConfigError(f"the budget of sharded is above 1, as a message goes out once in any case; got {self.budget}")
 
     def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
-        pieces = [_cut(tensor, seed, size) for tensor in tensors]
-        return [items.encode([cut[owner] for cut in pieces], seed) for owner in range(size)]
+        pieces: list[list[Item]] = [[] for _ in range(size)]
+        for tensor, selected in zip(tensors, items.select(tensors, seed), strict=True):
+            owner = _only_owner(tensor.name, tensor.numel, size)
+            if owner is not None:
+                pieces[owner].append(replace(tensor, selected=selected))
+                continue
+            for of_owner, piece in zip(pieces, _cut(tensor, selected, size), strict=True):
+                of_owner.append(piece)
+        return [items.encode(of_owner, seed) for of_owner in pieces]
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         rank = trip.transport.rank
         try:
             received = trip.all_to_all([message.blob for message in messages])
-            owner = Owner.reduce(messages[rank].items, received, trip, self._allowed(messages))
+            owner = Owner.reduce(messages[rank].items, received, trip, self._allowed(tensors, messages, rank))
         except FormatError as error:  # here alone: the others wait for the second exchange
             owner = Failure(error)
         blobs = trip.all_gather(owner.blob if isinstance(owner, Owner) else owner)
@@ -145,7 +155,10 @@ class Sharded(Topology):
     def fail(self, failure: Failure, trip: Trip) -> None:
         trip.all_to_all([failure] * trip.transport.size)
 
-    def owned_range(self, numel: int, rank: int, size: int) -> tuple[int, int]:
+    def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
+        owner = _only_owner(name, numel, size)
+        if owner is not None:
+            return (0, numel) if rank == owner else (0, 0)
         ends = sums.bounds(numel, size)
         return ends[rank], ends[rank + 1]
 
@@ -160,17 +173,28 @@ class Sharded(Topology):
         """
         return 1.0 if size < 3 else self.budget / (size - 1) - 1 / size
 
-    def _allowed(self, messages: Sequence[Encoded]) -> list[int | None]:
-        """How many elements this owner may send of each tensor: by what it selected itself, so that all owners send as much."""
+    def _allowed(self, tensors: Sequence[Item], messages: Sequence[Encoded], rank: int) -> list[int | None]:
+        """How many elements this owner may send of each of its tensors: by what it selected itself, so that all owners send as much."""
         fraction = self.fraction(len(messages))
-        selected = (sum(record.nnz for record in column) for column in zip(*(message.records for message in messages), strict=True))
-        return [ceil(fraction * nnz) if fraction < 1 and nnz else None for nnz in selected]
+        allowed: list[int | None] = []
+        for tensor, records in zip(tensors, _columns([message.records for message in messages], tensors), strict=True):
+            if _only_owner(tensor.name, tensor.numel, len(messages)) in (None, rank):
+                share = fraction * len(messages) / len(records) * sum(record.nnz for record in records)
+                allowed.append(ceil(share) if fraction < 1 and share else None)
+        return allowed
 
 
-def _cut(tensor: Item, seed: StepSeed, size: int) -> list[Item]:
-    """The ranges of a tensor, by their owners. Positions are selected in the whole tensor."""
+_LARGEST_WHOLE = 2048
+
+
+def _only_owner(name: str, numel: int, size: int) -> int | None:
+    """The owner of a tensor that is not cut; None for one of which every rank owns a range."""
+    return crc32(name.encode("utf-8", "backslashreplace")) % size if numel <= max(_LARGEST_WHOLE, size) else None
+
+
+def _cut(tensor: Item, selected: Support, size: int) -> list[Item]:
+    """The ranges of a tensor, by their owners, with what was selected of the whole."""
     ends = sums.bounds(tensor.numel, size)
-    selected = Support(np.empty(0, np.int64), tensor.numel) if tensor.idle else tensor.select(seed)
     return [_piece(tensor, part, low, high) for part, (low, high) in zip(sums.cut(selected, ends), pairwise(ends), strict=True)]
 
 
@@ -181,8 +205,17 @@ def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
     return tensor.holding(tensor.arrays.between(tensor.content, low, high, shape), selected)
 
 
+def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[Item]) -> Iterator[list[T]]:
+    """Yield for every tensor what there is of it: one thing of its only owner, or one of each."""
+    rows = list(map(iter, by_owner))
+    for tensor in tensors:
+        owner = _only_owner(tensor.name, tensor.numel, len(rows))
+        yield [next(row) for row in (rows if owner is None else [rows[owner]])]
+
+
 def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
-    return [sums.joined(column, tensor.shape) for tensor, column in zip(tensors, zip(*pieces, strict=True), strict=True)]
+    columns = zip(tensors, _columns(pieces, tensors), strict=True)
+    return [parts[0] if len(parts) == 1 else sums.joined(parts, tensor.shape) for tensor, parts in columns]
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}

@@ -48,7 +48,7 @@ class HostSteps:
     def _step(self, views: Sequence[View], step: int, scale: float, transport: Transport) -> list[Values]:
         memory = Memory(ResidualMemory(), ResidualMemory()) if self.feedback else Memory(None, None)
         for view in views:
-            low, high = self.reducer.topology.owned_range(prod(view.slot.shape), transport.rank, transport.size)
+            low, high = self.reducer.topology.owned_range(view.slot.name, prod(view.slot.shape), transport.rank, transport.size)
             view.lend(memory, high - low)
         memory.rescale(scale)
         bucket = Bucket([view.slot.name for view in views], [view.gradient for view in views], step)

@@ -137,7 +137,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         topology, ranks = self._steps.reducer.topology, self._strategy.num_replicas_in_sync
         if not topology.has_owners or residual is None:
             return None
-        ranges = [topology.owned_range(prod(variable.shape), rank, ranks) for rank in range(ranks)]
+        ranges = [topology.owned_range(name, prod(variable.shape), rank, ranks) for rank in range(ranks)]
         return self._variable_for(variable, (max(high - low for low, high in ranges),), f"{name}_owned_residual")
 
     def _variable_for(self, variable: Any, shape: Shape, name: str) -> Any:

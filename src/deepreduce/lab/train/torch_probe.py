@@ -98,8 +98,8 @@ class Watched(Topology):
     def fail(self, failure: Failure, trip: Trip) -> None:
         self.inner.fail(failure, trip)
 
-    def owned_range(self, numel: int, rank: int, size: int) -> tuple[int, int]:
-        return self.inner.owned_range(numel, rank, size)
+    def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
+        return self.inner.owned_range(name, numel, rank, size)
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         watch = Paced(trip.transport) if self.paced else Stopwatch()
