@@ -75,6 +75,7 @@ class Source(ABC):
 
 
 _NOTHING = np.empty(0)
+_BITS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
 class DenseSource(Source):
@@ -85,7 +86,7 @@ class DenseSource(Source):
         self.space = Space(array.shape)
         self.dtype = float_dtype(array.dtype)
         self._flat = np.ascontiguousarray(array, self.dtype).reshape(-1)
-        self._bits = self._flat.view(f"u{self.dtype.itemsize}")
+        self._bits = self._flat.view(_BITS[self.dtype.itemsize])
 
     def all(self) -> Support:
         return Support.all(self.numel)

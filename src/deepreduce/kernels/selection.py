@@ -185,58 +185,58 @@ def top_between(bits: Bits, dtype: np.dtype[Any], bounds: Positions, count: int)
 
 
 @kernel
-def _kth_largest(keys: Bits, k: int) -> Any:
-    """The k-th largest key.
+def _candidates(bits: Bits, mask: int, infinity: int, count: int, where: Positions, keys: Bits) -> int:
+    """Write the positions and keys of all elements that may be among the `count` largest or are not finite; return how many these are.
 
-    Of few among many, only those count that are at least the k-th largest of the maxima of runs: k of them are.
+    Only those may be that are at least as large as the count-th largest of the maxima of runs: so many of them are. Other runs are skipped.
     """
-    run = keys.size // (4 * k)
-    if run < 4:
-        return np.partition(keys, keys.size - k)[keys.size - k]
-    maxima = np.zeros((keys.size + run - 1) // run, keys.dtype)
+    run = max(1, bits.size // (4 * max(1, count)))
+    maxima = np.empty((bits.size + run - 1) // run, bits.dtype)
     for r in range(maxima.size):
-        for i in range(r * run, min(keys.size, (r + 1) * run)):
-            maxima[r] = max(maxima[r], keys[i])
-    floor = np.partition(maxima, maxima.size - k)[maxima.size - k]
-    above = np.empty(keys.size, keys.dtype)
+        largest = bits[r * run] & mask
+        for i in range(r * run + 1, min(bits.size, (r + 1) * run)):
+            largest = max(largest, bits[i] & mask)
+        maxima[r] = largest
+    floor = infinity
+    if count:
+        floor = min(infinity, np.partition(maxima, maxima.size - count)[maxima.size - count])
     n = 0
-    for key in keys:
-        above[n] = key
-        n += key >= floor
-    return np.partition(above[:n], n - k)[n - k]
+    for r in range(maxima.size):
+        if maxima[r] >= floor:
+            for i in range(r * run, min(bits.size, (r + 1) * run)):
+                key = bits[i] & mask
+                where[n], keys[n] = i, key
+                n += key >= floor
+    return n
 
 
 @kernel
 def _top_ragged(bits: Bits, mask: int, infinity: int, bounds: Positions, counts: Positions) -> tuple[Positions, Positions]:
-    room = 0
-    for t in range(counts.size):
-        room += counts[t]
-    out = np.empty(room, np.int64)
+    out = np.empty(counts.sum(), np.int64)
     ends = np.zeros(counts.size + 1, np.int64)
+    most = np.diff(bounds).max() + 1
+    where, keys = np.empty(most, np.int64), np.empty(most, bits.dtype)
     total = 0
     for t in range(counts.size):
-        keys = bits[bounds[t] : bounds[t + 1]] & mask
+        own = bits[bounds[t] : bounds[t + 1]]
+        wanted = min(counts[t], own.size)
+        n = _candidates(own, mask, infinity, wanted, where, keys)
         not_finite = 0
-        for key in keys:
-            not_finite += key >= infinity
-        wanted = min(max(counts[t], not_finite), keys.size)
+        for c in range(n):
+            not_finite += keys[c] >= infinity
+        wanted = max(wanted, not_finite)
         if wanted > counts[t]:
             out = np.concatenate((out, np.empty(wanted - counts[t], np.int64)))
-        if wanted == keys.size:
-            for i in range(wanted):
-                out[total + i] = i
-            total += wanted
-        elif wanted:
-            least = _kth_largest(keys, wanted)
+        if wanted:
+            least = np.partition(keys[:n], n - wanted)[n - wanted]
             ties = wanted
-            for key in keys:
-                ties -= key > least
-            for i in range(keys.size):
-                key = keys[i]
-                tied = key == least and ties > 0
+            for c in range(n):
+                ties -= keys[c] > least
+            for c in range(n):
+                tied = keys[c] == least and ties > 0
                 ties -= tied
-                if key > least or tied:
-                    out[total] = i
+                if keys[c] > least or tied:
+                    out[total] = where[c]
                     total += 1
         ends[t + 1] = total
     return out, ends

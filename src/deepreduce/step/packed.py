@@ -66,22 +66,24 @@ class Residuals:
     bounds: Positions
     held: Flat
     spare: Flat
+    gradients: Values
+    """Memory for the gradients of a step, side by side."""
 
     @classmethod
     def of(cls, held: Sequence[Values | None], like: Sequence[Values]) -> Residuals:
         """Return residuals that are known, or zero where there is none yet."""
         bounds = ragged.bounds_of([array.size for array in like])
-        residuals = cls(bounds, Flat.like(like, bounds), Flat.like(like, bounds))
+        residuals = cls(bounds, Flat.like(like, bounds), Flat.like(like, bounds), np.empty(bounds[-1], _DTYPE))
         for own, known in zip(residuals.held.parts, held, strict=True):
             own[...] = 0 if known is None else known
         return residuals
 
     def compensate(self, indices: Sequence[int], names: tuple[str, ...], gradients: Sequence[Values], decay: float) -> Packed | None:
         """Return the gradients plus their residuals times `decay`; None where a sum of finite numbers might not be finite."""
-        together = ragged.joined([gradient.reshape(-1) for gradient in gradients])
+        np.concatenate([gradient.reshape(-1) for gradient in gradients], out=self.gradients)
         idle = np.empty(len(names), np.bool_)
         given: tuple[Any, ...] = self.bounds, np.float32(decay), _LARGEST, self.spare.whole, idle
-        if kernels.scatter.compensate_ragged(together, self.held.whole, *given):
+        if kernels.scatter.compensate_ragged(self.gradients, self.held.whole, *given):
             return None
         return Packed(indices, names, self.bounds, self.spare, idle.tolist())
 
