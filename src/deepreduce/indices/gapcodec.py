@@ -68,7 +68,8 @@ class BatchedGapCodec(GapCodec):
                 return super().encode_batch(selected, spaces, seeds)
             written.append(_NONE if support.nnz == support.numel else support.positions)
         ends = np.empty(len(written), np.int64)
-        words = self._write_batch(ragged.joined(written), ragged.bounds_of(list(map(len, written))), ends)
+        numels = np.array(list(map(_NUMEL, selected)))
+        words = self._write_batch(ragged.joined(written), numels, ragged.bounds_of(list(map(len, written))), ends)
         return list(zip(repeat(self), ragged.cut_words(words, ends), selected))
 
     def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], spaces: Sequence[Space]) -> list[Support | Positions]:
@@ -91,7 +92,7 @@ class BatchedGapCodec(GapCodec):
         return list(map(Support.trusted, own, numels))
 
     @abstractmethod
-    def _write_batch(self, positions: Positions, bounds: Positions, ends: Positions) -> NDArray[np.uint64]:
+    def _write_batch(self, positions: Positions, numels: Positions, bounds: Positions, ends: Positions) -> NDArray[np.uint64]:
         """The sections of the positions between two bounds each, one after another; where each ends, in bytes, goes to `ends`."""
 
     @abstractmethod

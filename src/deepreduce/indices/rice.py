@@ -40,7 +40,7 @@ class Rice(BatchedGapCodec):
         expect_all_used(view, used_bytes)
         return positions
 
-    def _write_batch(self, positions: Positions, bounds: Positions, ends: Positions) -> Numbers:
+    def _write_batch(self, positions: Positions, numels: Positions, bounds: Positions, ends: Positions) -> Numbers:
         return kernels.ricebatch.encode(positions, bounds, ends)
 
     def _read_batch(self, packed: NDArray[np.uint8], ends: Positions, numels: Positions, bounds: Positions, out: Numbers) -> bool:

@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from . import bits as bits
     from . import bloom as bloom
     from . import codes as codes
+    from . import deltabatch as deltabatch
     from . import dexp as dexp
     from . import draw as draw
     from . import fit as fit
     from . import gaps as gaps
+    from . import half as half
     from . import hazard as hazard
     from . import hazardcoder as hazardcoder
     from . import huffman as huffman
