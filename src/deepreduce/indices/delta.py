@@ -53,9 +53,9 @@ class Delta(BatchedGapCodec):
     ) -> bool:
         return kernels.deltabatch.decode(packed, ends, numels, bounds, out)
 
-    def _size_bytes(self, positions: Positions, numel: int) -> int:
+    def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
         widths = kernels.gaps.widths(kernels.gaps.between(positions))
-        return (widths.size * _width_bits(numel) + kernels.gaps.packed_bits(widths, positions.size) + 7) // 8
+        return growth * ((widths.size * _width_bits(numel) + kernels.gaps.packed_bits(widths, positions.size) + 7) // 8)
 
 
 def _width_bits(numel: int) -> int:

@@ -39,9 +39,9 @@ class GapCodec(IndexCodec):
             return Support.trusted(self._read(part, nnz, space.numel), space.numel)
         return Support.all(nnz) if nnz else Support.none(space.numel)
 
-    def size_bytes(self, selected: Support, space: Space) -> int:
-        """The exact size of the index section, without writing it."""
-        return 0 if selected.nnz in (0, selected.numel) else self._size_bytes(selected.positions, space.numel)
+    def size_bytes(self, selected: Support, space: Space, growth: float = 1) -> float:
+        """The size of the index section without writing it; about that of `growth` times as many positions of the same kind."""
+        return 0 if selected.nnz in (0, selected.numel) else self._size_bytes(selected.positions, space.numel, growth)
 
     @abstractmethod
     def _write(self, positions: Positions, numel: int) -> bytes:
@@ -52,8 +52,8 @@ class GapCodec(IndexCodec):
         """The mirror of `_write`: positions that increase and lie below `numel`, whatever the bytes."""
 
     @abstractmethod
-    def _size_bytes(self, positions: Positions, numel: int) -> int:
-        """The length of what `_write` returns."""
+    def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
+        """The length of what `_write` returns, and where it does not grow with the positions, less than `growth` times that."""
 
 
 class BatchedGapCodec(GapCodec):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from . import tablesize as tablesize
     from . import ternary as ternary
     from . import tokens as tokens
+    from . import uniform as uniform
     from . import vectors as vectors
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bits import Bytes, Words, put
+from .bits import Bytes, Words, bit_length, put
 from .gaps import BLOCK, Numbers, Positions, between, unpack, widths
-from .huffman import bit_length
 from .jit import kernel
 
 
