@@ -49,7 +49,7 @@ class Auto(IndexCodec):
     of very many. `pco` and `shaped` are looked at more closely only where the sample says that they may be the smallest.
     So encoding takes up to about twice the time of `rice` for 20,000 positions or more that are scattered at random, and a tenth of a
     millisecond more for fewer. Where rows and columns are of unlike weight, as in most gradients, the smallest codec is a slow one, mostly
-    `shaped`: encoding takes the time of that codec, and up to as much again to find out.
+    `shaped`: encoding takes the time of that codec, and one to two times as much again to find out.
 
     >>> import deepreduce as dr, numpy as np
     >>> rows = np.zeros((1000, 64), np.float32)
