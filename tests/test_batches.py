@@ -96,9 +96,61 @@ def test_values(codec, dtype, special):
             assert same_bits(array, used.decode(Reader(part), nnz, np.dtype(dtype)))
 
 
-@pytest.mark.parametrize("index", ["rice", "delta", "raw"])
-def test_an_error_is_that_of_the_tensor_alone_and_names_it(index):
-    codec, names = dr.parse(f"topr:0.1/{index}/qsgd"), list("abc")
+@pytest.mark.parametrize("codec", [dr.TopR(3), dr.ChunkTopR(2, 64), dr.Threshold(0.5)], ids=repr)
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+def test_select_from_one_from_large_ones_and_from_sparse_ones(codec, dtype):
+    rng = np.random.default_rng(8)
+    large = rng.standard_normal(SMALL + 5).astype(dtype)
+    sparse = dr.SparseTensor([2, 3, 90], np.array([1, -2, np.nan], dtype), (100,))
+    for gradients in ([large], [large[:50]], [large[:0]], [large[:50], large, sparse, large[:1], large[:0], sparse]):
+        sources = [as_source(gradient) for gradient in gradients]
+        together = codec.select_batch(sources, [0] * len(sources))
+        for source, support in zip(sources, together, strict=True):
+            assert (support.numel, support.positions.tolist()) == (source.numel, codec.select(source, 0).positions.tolist())
+
+
+@pytest.mark.parametrize("codec", [dr.Delta(), dr.Rice(), dr.RawIndex()], ids=repr)
+def test_index_of_one_tensor_of_runs_and_of_very_large_tensors(codec):
+    runs, wide = Support(np.arange(5, 400), 500), Support([0, 7, 2**40], 2**41)
+    beyond = Support([1, 2**60], 2**61)
+    for selected in ([runs], [wide], [runs, wide, Support.none(0), Support.all(3)], [runs, beyond]):
+        spaces = [Space((support.numel,)) for support in selected]
+        together = codec.encode_batch(selected, spaces, [0] * len(selected))
+        for own, space, (used, part, _) in zip(selected, spaces, together, strict=True):
+            assert used == codec.choose(own, space)
+            assert bytes(part) == used.encode(own, space, 0)[0]
+            decoded = used.decode_batch([part, part], [own.nnz] * 2, [space] * 2)[1]
+            assert np.array_equal(decoded.positions if isinstance(decoded, Support) else decoded, own.positions)
+
+
+@pytest.mark.parametrize("codec", [dr.FP16(), dr.BF16(), dr.RawValue(), dr.QSGD()], ids=repr)
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+def test_each_array_of_values_is_handed_over_by_itself(codec, dtype):
+    tiny, ordinary, huge = np.full(9, 2e-8), np.linspace(-2, 2, 40), np.array([1.0, 1e5, -3e38])
+    border = np.append(np.full(100, 3e-8), 4096 * 3e-8 * np.linspace(0, 4, 7)[3])
+    broken, signed = np.array([np.nan, np.inf, 1e-8, -np.inf]), np.array([0.0, -0.0])
+    for group in ([tiny], [huge], [tiny, ordinary, border, signed, tiny, []], [tiny, ordinary, huge, broken, signed, []]):
+        with np.errstate(over="ignore"):
+            values = [np.array(array).astype(dtype) for array in group]
+        together = codec.encode_batch(values, range(len(values)))
+        for seed, (own, (used, part, _)) in enumerate(zip(values, together, strict=True)):
+            assert used == codec.choose(own)
+            assert bytes(part) == used.encode(own, seed)[0]
+            for decoded in used.decode_batch([part, part], [own.size] * 2, np.dtype(dtype)):
+                assert same_bits(decoded, used.decode(Reader(part), own.size, np.dtype(dtype)))
+                assert decoded.flags.writeable
+
+
+def test_values_sent_raw_are_a_copy():
+    gradient = np.ones(4, np.float32)
+    encoded = [*dr.RawValue().encode_batch([gradient], [0]), *dr.RawValue().encode_batch([gradient, gradient], [0, 0])]
+    gradient[:] = 2
+    assert all(bytes(part) == np.ones(4, np.float32).tobytes() for _, part, _ in encoded)
+
+
+@pytest.mark.parametrize(("index", "value"), [("rice", "qsgd"), ("delta", "raw"), ("raw", "fp16"), ("delta", "bf16")])
+def test_an_error_is_that_of_the_tensor_alone_and_names_it(index, value):
+    codec, names = dr.parse(f"topr:0.1/{index}/{value}"), list("abc")
     gradients = [np.random.default_rng(n).standard_normal(400).astype(np.float32) for n in range(3)]
     records = encode_batch([codec] * 3, [DenseSource(gradient) for gradient in gradients], [1, 2, 3], names, [None] * 3)
     for part in ("index_part", "value_part"):

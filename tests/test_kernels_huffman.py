@@ -230,7 +230,7 @@ positions = st.one_of(
 
 
 def encoded(kept, finer):
-    counts = prefixes.prefix_counts(kept, finer)[finer]
+    counts = prefixes.prefix_counts(kept, finer)
     lengths = huffman.code_lengths(counts)
     return prefixes.encode(kept, lengths, finer, prefixes.size_bits(counts, lengths, finer)), lengths
 
@@ -239,9 +239,26 @@ def encoded(kept, finer):
 @settings(deadline=None)
 def test_prefixes_are_counted_for_every_fineness(kept):
     gaps = [int(a) - int(b) - 1 for a, b in zip(kept, [-1, *kept[:-1]], strict=True)]
-    for finer, counts in enumerate(prefixes.prefix_counts(kept, 4)):
+    counts = prefixes.prefix_counts(kept, 4)
+    for finer in range(4, -1, -1):
         expected = np.bincount([obvious_prefix(gap, finer) for gap in gaps], minlength=prefixes.alphabet(finer))
         assert np.array_equal(counts, expected)
+        if finer:
+            counts = prefixes.coarser_counts(counts, finer)
+
+
+@given(kept=positions)
+@settings(deadline=None)
+def test_the_plan_is_the_smallest_of_all_finenesses(kept):
+    sizes = []
+    for finer in range(5):
+        coded, lengths = encoded(kept, finer)
+        sizes.append(len(write_lengths(lengths)) + len(coded))
+    finer, lengths, size_bits, size_bytes = prefixes.plan(kept, 4)
+    assert (finer, size_bytes) == (sizes.index(min(sizes)), min(sizes))
+    coded, expected = encoded(kept, finer)
+    assert np.array_equal(lengths, expected)
+    assert (size_bits + 7) // 8 == len(coded)
 
 
 @given(kept=positions, finer=st.integers(0, 4), room=st.integers(0, 1))

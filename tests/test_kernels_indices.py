@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepreduce.kernels import bits, codes, gaps, rice, runs
+from deepreduce.kernels import bits, codes, gaps, rice, runs, uniform
 
 numbers_up_to_56_bits = st.one_of(st.integers(0, 3), st.integers(0, 300), st.integers(0, 2**56 - 1))
 number_lists = st.lists(numbers_up_to_56_bits, min_size=1, max_size=200)
@@ -182,3 +182,36 @@ def test_runs_of_nothing():
 )
 def test_common_divisor(a, b, divisor):
     assert runs.common_divisor(np.array(a), np.array(b)) == divisor
+
+
+def test_slices_of_positions_keep_their_gaps():
+    kept = np.flatnonzero(np.random.default_rng(0).random(5000) < 0.1)
+    between = np.diff(kept, prepend=-1)
+    for starts in ([0], [3], [0, 100, 200], [7, 10]):
+        joined = gaps.joined_slices(kept, np.array(starts), 20)
+        assert np.diff(joined, prepend=-1).tolist() == [gap for start in starts for gap in between[start : start + 20]]
+    assert gaps.sum_widths(kept) == sum(int(gap - 1).bit_length() + 1 for gap in between)
+    assert gaps.zeros(kept) == np.count_nonzero(between[1:] == 1)
+
+
+def drawn(numel, count, seed):
+    return np.sort(np.random.default_rng(seed).choice(numel, count, replace=False))
+
+
+def test_the_bound_of_slices_is_that_of_their_densities():
+    kept = np.append(drawn(10_000, 500, 1), 10_000 + drawn(40_000, 500, 2))
+    expected = sum(500 * (-p * np.log2(p) - (1 - p) * np.log2(1 - p)) / p for p in (0.05, 0.0125))
+    assert uniform.bound_bits(kept, np.array([0, 500]), 500) == pytest.approx(expected, rel=0.01)
+    assert uniform.bound_bits(np.arange(9), np.array([0]), 9) == 0
+    assert uniform.bound_bits(np.array([7]), np.array([0]), 1) == 0
+    assert uniform.bound_bits(np.array([0, 2**55]), np.array([0]), 2) == 0  # too far apart to say
+
+
+@pytest.mark.parametrize("columns", [3, 64, 500])
+@pytest.mark.parametrize("count", [300, 3000, 30_000])
+def test_random_positions_look_uniform_and_others_do_not(columns, count):
+    numel, starts = 300_000, np.array([0, count // 3, count - 100])
+    found = [uniform.looks_uniform(drawn(numel, count, seed), starts, 100, columns) for seed in range(50)]
+    assert sum(found) >= 48
+    whole_rows = (drawn(numel // columns, max(count // columns, 1), 0)[:, None] * columns + np.arange(columns)).reshape(-1)
+    assert not uniform.looks_uniform(whole_rows, np.array([0]), min(whole_rows.size, 300), columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,21 @@ def cut_words(words: NDArray[np.uint64], ends: Positions) -> list[Part]:
     """Return the sections that end at these bytes of the words, as the wire has them."""
     view = words.astype("<u8", copy=False).view(np.uint8).data.toreadonly()
     return list(map(view.__getitem__, map(slice, [0, *(at := ends.tolist())], at)))
+
+
+def cut_bytes(flat: Values, bounds: Positions) -> list[Part]:
+    """Return the bytes of the elements between the bounds, as the wire has them. They are views where the machine is little-endian."""
+    numbers = flat.view(f"u{flat.itemsize}")
+    view = numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).view(np.uint8).data.toreadonly()
+    return list(map(view.__getitem__, map(slice, (at := (bounds * flat.itemsize).tolist()), at[1:])))
+
+
+def joined_elements(parts: Sequence[Part], counts: Sequence[int], dtype: np.dtype[Any]) -> Values | None:
+    """Return the elements of sections one after another in a new array; None where a section does not hold exactly so many."""
+    if any(len(part) != count * dtype.itemsize for part, count in zip(parts, counts, strict=True)):
+        return None
+    numbers = np.frombuffer(bytearray().join(parts), f"<u{dtype.itemsize}")
+    return numbers.astype(f"u{dtype.itemsize}", copy=False).view(dtype)
 
 
 def joined_parts(parts: Sequence[Part]) -> tuple[NDArray[np.uint8], Positions]:

@@ -7,7 +7,7 @@ of its `Space` (the positions it has), so that a tensor on another device runs t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -177,16 +177,45 @@ def as_source(gradient: object) -> Source:
 
 
 def top_batch(sources: Sequence[Source], counts: Sequence[int]) -> list[Support]:
-    """`top` of many gradients: small ones are selected from in one call."""
+    """`top` of many gradients, with a count for each."""
+    wanted = np.array(counts)
+    return _select_batch(
+        sources,
+        lambda index: sources[index].top(counts[index]),
+        lambda bits, dtype, bounds, group: kernels.selection.top_ragged(bits, dtype, bounds, wanted[group]),
+    )
+
+
+def above_batch(sources: Sequence[Source], threshold: float) -> list[Support]:
+    """`above` of many gradients."""
+    return _select_batch(
+        sources,
+        lambda index: sources[index].above(threshold),
+        lambda bits, dtype, bounds, group: kernels.selection.above_ragged(bits, dtype, bounds, threshold),
+    )
+
+
+def chunk_top_batch(sources: Sequence[Source], chunk: int, count: int) -> list[Support]:
+    """`chunk_top` of many gradients."""
+    return _select_batch(
+        sources,
+        lambda index: sources[index].chunk_top(chunk, count),
+        lambda bits, dtype, bounds, group: kernels.selection.chunk_top_ragged(bits, dtype, bounds, chunk, count),
+    )
+
+
+_Ragged = Callable[[Values, np.dtype[Any], Positions, list[int]], tuple[Positions, Positions]]
+
+
+def _select_batch(sources: Sequence[Source], alone: Callable[[int], Support], together: _Ragged) -> list[Support]:
+    """Select from small gradients of one dtype in one call of a kernel for ragged arrays, and from every other one alone."""
     if len(sources) == 1:
-        return [sources[0].top(counts[0])]
-    supports = [None if _is_small(source) else source.top(count) for source, count in zip(sources, counts, strict=True)]
+        return [alone(0)]
+    supports = [None if _is_small(source) else alone(index) for index, source in enumerate(sources)]
     for dtype in {source.dtype for source, support in zip(sources, supports, strict=True) if support is None}:
         group = [index for index, support in enumerate(supports) if support is None and sources[index].dtype == dtype]
         bits = [sources[index]._bits for index in group]  # type: ignore[attr-defined]
-        bounds = ragged.bounds_of([own.size for own in bits])
-        wanted = np.array([counts[index] for index in group])
-        positions, ends = kernels.selection.top_ragged(ragged.joined(bits), dtype, bounds, wanted)
+        positions, ends = together(ragged.joined(bits), dtype, ragged.bounds_of([own.size for own in bits]), group)
         for index, own in zip(group, ragged.cut(positions, ends), strict=True):
             supports[index] = Support.trusted(own, sources[index].numel)
     return [support for support in supports if support is not None]

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from .. import kernels
 from ..code_table import read_lengths, write_lengths
@@ -12,8 +8,6 @@ from ..errors import CorruptError
 from ..reader import Reader, expect_decoded
 from ..tensor import Positions
 from .gapcodec import GapCodec
-
-Lengths = NDArray[np.uint8]
 
 _FINEST = 4
 
@@ -34,8 +28,8 @@ class DeltaHuffman(GapCodec):
     """
 
     def _write(self, positions: Positions, numel: int) -> bytes:
-        plan = _plan(positions)
-        return plan.front + kernels.prefixes.encode(positions, plan.lengths, plan.finer, plan.size_bits)
+        finer, lengths, size_bits, _ = kernels.prefixes.plan(positions, _FINEST)
+        return bytes((finer,)) + write_lengths(lengths) + kernels.prefixes.encode(positions, lengths, finer, size_bits)
 
     def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
         finer = part.byte()
@@ -47,27 +41,7 @@ class DeltaHuffman(GapCodec):
         expect_decoded(code, f"{nnz} gaps among {numel} positions in {len(packed)} bytes")
         return positions
 
-    def _size_bytes(self, positions: Positions, numel: int) -> int:
-        return _plan(positions).size_bytes
-
-
-class _Plan(NamedTuple):
-    """A fineness of the prefixes, their code, its lengths as bytes, and the bits of all gaps."""
-
-    finer: int
-    lengths: Lengths
-    front: bytes
-    size_bits: int
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.front) + (self.size_bits + 7) // 8
-
-
-def _plan(positions: Positions) -> _Plan:
-    plans = []
-    for finer, counts in enumerate(kernels.prefixes.prefix_counts(positions, _FINEST)):
-        lengths = kernels.huffman.code_lengths(counts)
-        front = bytes((finer,)) + write_lengths(lengths)
-        plans.append(_Plan(finer, lengths, front, kernels.prefixes.size_bits(counts, lengths, finer)))
-    return min(plans, key=lambda plan: plan.size_bytes)
+    def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
+        _, _, size_bits, size_bytes = kernels.prefixes.plan(positions, _FINEST)
+        gaps_bytes = (size_bits + 7) // 8
+        return 1 + size_bytes - gaps_bytes + growth * gaps_bytes  # the code is sent once

@@ -39,9 +39,9 @@ class GapCodec(IndexCodec):
             return Support.trusted(self._read(part, nnz, space.numel), space.numel)
         return Support.all(nnz) if nnz else Support.none(space.numel)
 
-    def size_bytes(self, selected: Support, space: Space) -> int:
-        """The exact size of the index section, without writing it."""
-        return 0 if selected.nnz in (0, selected.numel) else self._size_bytes(selected.positions, space.numel)
+    def size_bytes(self, selected: Support, space: Space, growth: float = 1) -> float:
+        """The size of the index section without writing it; about that of `growth` times as many positions of the same kind."""
+        return 0 if selected.nnz in (0, selected.numel) else self._size_bytes(selected.positions, space.numel, growth)
 
     @abstractmethod
     def _write(self, positions: Positions, numel: int) -> bytes:
@@ -52,8 +52,8 @@ class GapCodec(IndexCodec):
         """The mirror of `_write`: positions that increase and lie below `numel`, whatever the bytes."""
 
     @abstractmethod
-    def _size_bytes(self, positions: Positions, numel: int) -> int:
-        """The length of what `_write` returns."""
+    def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
+        """The length of what `_write` returns, and where it does not grow with the positions, less than `growth` times that."""
 
 
 class BatchedGapCodec(GapCodec):
@@ -68,7 +68,8 @@ class BatchedGapCodec(GapCodec):
                 return super().encode_batch(selected, spaces, seeds)
             written.append(_NONE if support.nnz == support.numel else support.positions)
         ends = np.empty(len(written), np.int64)
-        words = self._write_batch(ragged.joined(written), ragged.bounds_of(list(map(len, written))), ends)
+        numels = np.array(list(map(_NUMEL, selected)))
+        words = self._write_batch(ragged.joined(written), numels, ragged.bounds_of(list(map(len, written))), ends)
         return list(zip(repeat(self), ragged.cut_words(words, ends), selected))
 
     def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], spaces: Sequence[Space]) -> list[Support | Positions]:
@@ -91,7 +92,7 @@ class BatchedGapCodec(GapCodec):
         return list(map(Support.trusted, own, numels))
 
     @abstractmethod
-    def _write_batch(self, positions: Positions, bounds: Positions, ends: Positions) -> NDArray[np.uint64]:
+    def _write_batch(self, positions: Positions, numels: Positions, bounds: Positions, ends: Positions) -> NDArray[np.uint64]:
         """The sections of the positions between two bounds each, one after another; where each ends, in bytes, goes to `ends`."""
 
     @abstractmethod

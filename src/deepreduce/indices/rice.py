@@ -40,14 +40,14 @@ class Rice(BatchedGapCodec):
         expect_all_used(view, used_bytes)
         return positions
 
-    def _write_batch(self, positions: Positions, bounds: Positions, ends: Positions) -> Numbers:
+    def _write_batch(self, positions: Positions, numels: Positions, bounds: Positions, ends: Positions) -> Numbers:
         return kernels.ricebatch.encode(positions, bounds, ends)
 
     def _read_batch(self, packed: NDArray[np.uint8], ends: Positions, numels: Positions, bounds: Positions, out: Numbers) -> bool:
         return kernels.ricebatch.decode(packed, ends, numels, bounds, out)
 
-    def _size_bytes(self, positions: Positions, numel: int) -> int:
-        return plan(kernels.gaps.between(positions)).size_bytes
+    def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
+        return growth * plan(kernels.gaps.between(positions)).size_bytes
 
 
 # Numbers as Rice codes: here the gaps, in `rle` the lengths of runs
@@ -77,14 +77,8 @@ class Plan:
 
 def plan(numbers: Numbers) -> Plan:
     """The smallest of one parameter for all and one for each block, for blocks of a few sizes. There must be a number."""
-    shifts = [shift for shift in _BLOCK_SHIFTS if numbers.size > 1 << shift]
-    finest = 1 << shifts[0] if shifts else numbers.size
-    quotients = kernels.rice.quotients(numbers, finest, int(numbers.max()).bit_length() + 1)
-    plans = [Plan(numbers.size, None, *kernels.rice.cheapest(quotients, finest, len(quotients), numbers.size))]
-    for shift in shifts:
-        merged = 1 << shift - shifts[0]
-        plans.append(Plan(numbers.size, shift, *kernels.rice.cheapest(quotients, finest, merged, numbers.size)))
-    return min(plans, key=lambda plan: plan.size_bytes)
+    shift, parameters, low_bits, unary_bits = kernels.rice.plan(numbers)
+    return Plan(numbers.size, shift or None, parameters, low_bits, unary_bits)
 
 
 def write(numbers: Numbers, plan: Plan) -> bytes:

@@ -49,9 +49,9 @@ class RLE(GapCodec):
         kernels.runs.fill(zeros_before, ones_until, unit, positions)
         return positions
 
-    def _size_bytes(self, positions: Positions, numel: int) -> int:
+    def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
         unit, zeros, ones = _runs(positions)
-        return len(varint(unit) + varint(ones.size)) + rice.plan(zeros).size_bytes + rice.plan(ones).size_bytes
+        return growth * (len(varint(unit) + varint(ones.size)) + rice.plan(zeros).size_bytes + rice.plan(ones).size_bytes)
 
 
 def _runs(positions: Positions) -> tuple[int, Numbers, Numbers]:

@@ -67,6 +67,11 @@ class Shaped(IndexCodec):
             return 0
         return _best_view(selected.positions, space)[1] if self.choose(selected, space) is self else float("inf")
 
+    def looks_uniform(self, selected: Support, space: Space, starts: Positions, length: int) -> bool:
+        """Whether slices of the positions, which begin at `starts`, look drawn at random, so that other codecs are as small and faster."""
+        widths = {view.columns for view in _views(selected.nnz, space)}
+        return all(kernels.uniform.looks_uniform(selected.positions, starts, length, columns) for columns in widths)
+
 
 class _View(NamedTuple):
     """A tensor as a table, its last row perhaps not full, that is coded row by row or column by column."""
@@ -99,8 +104,11 @@ def _views(nnz: int, space: Space) -> Iterator[_View]:
 def _best_view(positions: Positions, space: Space) -> tuple[_View, int]:
     """The view that seems to be smallest, and its size."""
     sizes = {}
+    counted = 0
     for view in _views(positions.size, space):
-        row_counts, column_counts = kernels.shaped.count(positions, view.rows, view.columns)
+        if view.columns != counted:
+            row_counts, column_counts = kernels.shaped.count(positions, view.rows, view.columns)
+            counted = view.columns
         sides = (column_counts, row_counts) if view.by_column else (row_counts, column_counts)
         sizes[view] = len(varint(2 * view.columns)) + kernels.tablesize.size_bytes(*sides)
     if not sizes:

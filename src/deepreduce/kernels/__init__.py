@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from . import bits as bits
     from . import bloom as bloom
     from . import codes as codes
+    from . import deltabatch as deltabatch
     from . import dexp as dexp
     from . import draw as draw
     from . import fit as fit
     from . import gaps as gaps
+    from . import half as half
     from . import hazard as hazard
     from . import hazardcoder as hazardcoder
     from . import huffman as huffman
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from . import tablesize as tablesize
     from . import ternary as ternary
     from . import tokens as tokens
+    from . import uniform as uniform
     from . import vectors as vectors
 
 

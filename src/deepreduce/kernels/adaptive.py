@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .huffman import bit_length
+from .bits import bit_length
 from .jit import inline, kernel
 from .rangecoder import CODE, RANGE, Bytes, State, follow, narrow
 

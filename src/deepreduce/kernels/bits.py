@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from .jit import inline, kernel
 
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
+
+
+def _trailing_zeros(typing: Any, number: Any) -> Any:
+    """The place of the lowest set bit of a number that is not 0: one instruction, for which numba has no name."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zero_is_undefined = context.get_constant(types.boolean, True)
+        return builder.cttz(arguments[0], zero_is_undefined)
+
+    return types.uint64(types.uint64), emit
+
+
+def _leading_zeros(typing: Any, number: Any) -> Any:
+    """The zero bits above the highest set one, 64 for 0: one instruction too."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        zero_is_undefined = context.get_constant(types.boolean, False)
+        return builder.ctlz(arguments[0], zero_is_undefined)
+
+    return types.uint64(types.uint64), emit
+
+
+trailing_zeros: Any = intrinsic(_trailing_zeros)
+leading_zeros: Any = intrinsic(_leading_zeros)
+
+
+@inline
+def bit_length(number: np.uint64) -> int:
+    """How many bits the number takes; 0 for 0."""
+    return 64 - np.int64(leading_zeros(number))  # type: ignore[return-value]
 
 
 @inline

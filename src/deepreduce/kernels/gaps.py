@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .bits import Bytes, Words, put
+from .bits import Bytes, Words, bit_length, put
 from .codes import BEYOND_LIMIT, ENDS_EARLY
 from .jit import inline, kernel
 
@@ -60,6 +60,44 @@ def between(positions: Positions) -> Numbers:
 
 
 @kernel
+def joined_slices(positions: Positions, starts: Positions, length: int) -> Positions:
+    """Positions with the gaps of the slices of `positions` that begin at these indices, one slice after another.
+
+    >>> joined_slices(np.array([3, 5, 6, 90, 92, 93]), np.array([0, 4]), 2)
+    array([3, 5, 7, 8])
+    """
+    out = np.empty(starts.size * length, np.int64)
+    last, n = np.int64(-1), 0
+    for start in starts:
+        before = positions[start - 1] if start else np.int64(-1)
+        for i in range(start, start + length):
+            last += positions[i] - before
+            before = positions[i]
+            out[n] = last
+            n += 1
+    return out
+
+
+@kernel
+def sum_widths(positions: Positions) -> int:
+    """The bits that all gaps need, and one more for each."""
+    total, before = positions.size, np.int64(-1)
+    for position in positions:
+        total += bit_length(np.uint64(position - before - 1))
+        before = position
+    return total
+
+
+@kernel
+def zeros(positions: Positions) -> int:
+    """How many positions directly follow another one."""
+    count = 0
+    for i in range(1, positions.size):
+        count += positions[i] == positions[i - 1] + 1
+    return count
+
+
+@kernel
 def widths(gaps: Numbers) -> Widths:
     """The bits that the widest number of each block needs."""
     out = np.zeros((gaps.size + BLOCK - 1) // BLOCK, np.uint8)
@@ -67,9 +105,7 @@ def widths(gaps: Numbers) -> Widths:
         used = np.uint64(0)
         for i in range(b * BLOCK, min(gaps.size, (b + 1) * BLOCK)):
             used |= gaps[i]
-        while used:
-            used >>= _1
-            out[b] += 1
+        out[b] = bit_length(used)
     return out
 
 

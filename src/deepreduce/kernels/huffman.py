@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .bits import Words, get, put, to_bytes, to_words, zero_words
+from .bits import Words, bit_length, get, put, to_bytes, to_words, zero_words
 from .codes import ENDS_EARLY, INVALID, LEFT_OVER
-from .jit import inline, kernel
+from .jit import kernel
 
 Counts = NDArray[np.int64]
 Lengths = NDArray[np.uint8]
@@ -39,15 +39,25 @@ def code_lengths(counts: Counts, limit: int = DEFAULT_LIMIT) -> Lengths:
     >>> code_lengths(np.array([10, 0, 2, 1, 1]))
     array([1, 0, 2, 3, 3], dtype=uint8)
     """
-    used = np.flatnonzero(counts)
-    if counts.size > 2**LONGEST or limit > LONGEST or used.size > 2**limit:
-        raise ValueError(f"no code with words of at most {limit} bits for {used.size} of {counts.size} symbols")
+    used = int(np.count_nonzero(counts))
+    if counts.size > 2**LONGEST or limit > LONGEST or used > 2**limit:
+        raise ValueError(f"no code with words of at most {limit} bits for {used} of {counts.size} symbols")
+    return lengths_of(counts.astype(np.int64, copy=False), limit)
+
+
+@kernel
+def lengths_of(counts: Counts, limit: int) -> Lengths:
+    """`code_lengths`, unchecked. Of symbols with the same count, the later one has the shorter word."""
     lengths = np.zeros(counts.size, np.uint8)
+    used = np.flatnonzero(counts)
     if used.size < 2:
-        lengths[used] = 1
+        for symbol in used:
+            lengths[symbol] = 1
         return lengths
-    rising = used[np.argsort(counts[used], kind="stable")]
-    lengths[rising] = _package_merge(counts[rising].astype(np.int64, copy=False), limit)
+    rising = used[np.argsort(counts[used], kind="mergesort")]
+    found = _package_merge(counts[rising], limit)
+    for i in range(rising.size):
+        lengths[rising[i]] = found[i]
     return lengths
 
 
@@ -116,6 +126,19 @@ def is_code(lengths: Lengths) -> bool:
 
 
 @kernel
+def packed_lengths_bytes(lengths: Lengths) -> int:
+    """The length of what `pack_lengths` returns."""
+    bits = bits_to_last = before = 0
+    for length in lengths:
+        step = length - before
+        before += step
+        bits += 2 * bit_length(np.uint64(2 * step if step > 0 else 1 - 2 * step)) - 1
+        if length:
+            bits_to_last = bits
+    return (bits_to_last + 7) >> 3
+
+
+@kernel
 def _put_lengths(lengths: Lengths, count: int, words: Words) -> int:
     """Elias' gamma code of the differences, signs folded: 1 bit for the same, 3 for one more or one less."""
     at, before = 0, 0
@@ -149,16 +172,6 @@ def _get_lengths(words: Words, size_bits: int, lengths: Lengths) -> bool:
         lengths[i] = before
         at += 2 * width + 1
     return size_bits - at < 8 and get(words, at) == 0
-
-
-@inline
-def bit_length(number: np.uint64) -> int:
-    """How many bits the number takes; 0 for 0."""
-    width = 0
-    while number:
-        number >>= np.uint64(1)
-        width += 1
-    return width
 
 
 # Symbols to bits and back

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .huffman import bit_length
+from .bits import bit_length
 from .jit import inline
 
 Counts = NDArray[np.int64]

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import huffman
-from .bits import Words, get, put, to_bytes, to_words, zero_words
+from .bits import Words, bit_length, get, put, to_bytes, to_words, zero_words
 from .codes import BEYOND_LIMIT, ENDS_EARLY, INVALID
-from .huffman import Codes, Counts, Lengths, Table, bit_length
+from .huffman import Codes, Counts, Lengths, Table
 from .jit import inline, kernel
+from .logs import log2
 
 Numbers = NDArray[np.uint64]
 Positions = NDArray[np.int64]
@@ -59,45 +60,70 @@ def _low(number: np.uint64, width_bits: int) -> np.uint64:
 
 
 @kernel
-def _count(positions: Positions, finer: int, counts: Counts) -> None:
+def prefix_counts(positions: Positions, finer: int) -> Counts:
+    """How often each prefix of a gap occurs.
+
+    >>> prefix_counts(np.array([2, 6]), 1)[:4]
+    array([0, 0, 1, 1])
+    """
+    counts = np.zeros((64 - finer) << finer, np.int64)
     before = np.int64(-1)
     for position in positions:
         gap = np.uint64(position - before - 1)
         counts[_prefix(gap, _rest_bits(gap, finer), finer)] += 1
         before = position
+    return counts
 
 
 @kernel
-def _merge(counts: Counts, finer: int, coarser: Counts) -> None:
+def coarser_counts(counts: Counts, finer: int) -> Counts:
+    """How often each prefix of the next lower fineness occurs, where those of this one occur so often."""
+    coarser = np.zeros((65 - finer) << (finer - 1), np.int64)
     for prefix in range(counts.size):
-        least = _least(prefix, finer)
-        coarser[_prefix(least, _rest_bits(least, finer - 1), finer - 1)] += counts[prefix]
+        if counts[prefix]:
+            least = _least(prefix, finer)
+            coarser[_prefix(least, _rest_bits(least, finer - 1), finer - 1)] += counts[prefix]
+    return coarser
 
 
 @kernel
-def _sum_rest_bits(counts: Counts, finer: int) -> int:
+def size_bits(counts: Counts, lengths: Lengths, finer: int) -> int:
+    """The size of `encode` where the prefixes occur so often."""
     total = 0
     for prefix in range(counts.size):
-        total += counts[prefix] * _rest_bits_after(prefix, finer)
+        total += counts[prefix] * (lengths[prefix] + _rest_bits_after(prefix, finer))
     return total
 
 
-def prefix_counts(positions: Positions, finest: int) -> list[Counts]:
-    """How often each prefix of a gap occurs, for every fineness from 0 to `finest`; one pass over the positions.
+@kernel
+def plan(positions: Positions, finest: int) -> tuple[int, Lengths, int, int]:
+    """The fineness, up to `finest`, that takes the fewest bytes: itself, the lengths of its code, the bits of all gaps, and the bytes of
+    gaps and packed lengths. Of two, the coarser one."""
+    best, best_bits, best_bytes = -1, 0, 0
+    counts = prefix_counts(positions, finest)
+    best_lengths = np.zeros(0, np.uint8)
+    for finer in range(finest, -1, -1):
+        lengths = huffman.lengths_of(counts, huffman.DEFAULT_LIMIT)
+        bits, table_bytes = size_bits(counts, lengths, finer), huffman.packed_lengths_bytes(lengths)
+        size_bytes = table_bytes + (1 if table_bytes < 128 else 2) + (bits + 7) // 8  # the size of the table is a varint
+        if best < 0 or size_bytes <= best_bytes:
+            best, best_lengths, best_bits, best_bytes = finer, lengths, bits, size_bytes
+        if finer:
+            counts = coarser_counts(counts, finer)
+    return best, best_lengths, best_bits, best_bytes
 
-    >>> [counts[:4].tolist() for counts in prefix_counts(np.array([2, 6]), 1)]
-    [[0, 0, 2, 0], [0, 0, 1, 1]]
-    """
-    found = [np.zeros(alphabet(finer), np.int64) for finer in range(finest + 1)]
-    _count(positions, finest, found[finest])
-    for finer in range(finest, 0, -1):
-        _merge(found[finer], finer, found[finer - 1])
-    return found
 
-
-def size_bits(counts: Counts, lengths: Lengths, finer: int) -> int:
-    """The size of `encode` where the prefixes occur so often."""
-    return int(counts @ lengths.astype(np.int64)) + int(_sum_rest_bits(counts, finer))
+@kernel
+def entropy_bits(positions: Positions, finer: int) -> tuple[int, int]:
+    """What all gaps take if their prefixes are coded at their entropy, without any table; and how many prefixes occur."""
+    counts = prefix_counts(positions, finer)
+    whole = log2(np.uint64(positions.size))
+    bits, used = np.int64(0), 0
+    for prefix in range(counts.size):
+        if counts[prefix]:
+            bits += counts[prefix] * (whole - log2(np.uint64(counts[prefix])) + (_rest_bits_after(prefix, finer) << 24))
+            used += 1
+    return int(bits >> 24), used
 
 
 # Positions to bits and back
@@ -169,7 +195,7 @@ def decode(packed: bytes | memoryview, lengths: Lengths, finer: int, count: int,
     """The inverse of `encode`, and 0; or a code below 0, if the bytes do not hold exactly `count` positions below `numel`, then zeros.
 
     >>> positions, finer = np.array([3, 4, 4000]), 1
-    >>> counts = prefix_counts(positions, finer)[finer]
+    >>> counts = prefix_counts(positions, finer)
     >>> lengths = huffman.code_lengths(counts)
     >>> decode(encode(positions, lengths, finer, size_bits(counts, lengths, finer)), lengths, finer, count=3, numel=5000)
     (array([   3,    4, 4000]), 0)

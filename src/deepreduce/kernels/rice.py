@@ -5,35 +5,22 @@ The low bits have fixed places then, and the end of the next unary number is the
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from .bits import Bytes, Words
+from .bits import Bytes, Words, trailing_zeros
 from .codes import BEYOND_LIMIT, ENDS_EARLY
 from .gaps import Numbers, load
-from .jit import kernel
+from .jit import inline, kernel
 
 Parameters = NDArray[np.uint8]
 
+PARAMETER_BITS = 6
+ONE_BLOCK = 1 << PARAMETER_BITS
+BLOCK_SHIFTS = (5, 6, 8, 10)
+
 _0, _1, _6, _63, _64 = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63), np.uint64(64)
 _ALL = _BEFORE_0 = np.uint64(0xFFFFFFFFFFFFFFFF)
-
-
-def _trailing_zeros(typing: Any, number: Any) -> Any:
-    """The place of the lowest set bit of a number that is not 0: one instruction, for which numba has no name."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        zero_is_undefined = context.get_constant(types.boolean, True)
-        return builder.cttz(arguments[0], zero_is_undefined)
-
-    return types.uint64(types.uint64), emit
-
-
-trailing_zeros: Any = intrinsic(_trailing_zeros)
 
 
 @kernel
@@ -70,6 +57,39 @@ def cheapest(quotients: NDArray[np.int64], block: int, merged: int, count: int) 
         low_bits += best * size
         unary_bits += sums[best] + size
     return parameters, low_bits, unary_bits
+
+
+@inline
+def ceil8(bits: int) -> int:
+    """Bytes that so many bits take."""
+    return (bits + 7) >> 3
+
+
+@kernel
+def plan(numbers: Numbers) -> tuple[int, Parameters, int, int]:
+    """The shift of the block size (0: one block) and the parameters that take the fewest bytes, with their low and unary bits.
+
+    There must be a number.
+    """
+    largest = np.uint64(0)
+    for number in numbers:
+        largest = max(largest, number)
+    widths = 1
+    while largest:
+        largest >>= _1
+        widths += 1
+    finest = 1 << BLOCK_SHIFTS[0] if numbers.size > 1 << BLOCK_SHIFTS[0] else numbers.size
+    table = quotients(numbers, finest, widths)
+    best_shift = 0
+    best, best_low, best_unary = cheapest(table, finest, table.shape[0], numbers.size)
+    best_bytes = 1 + ceil8(best_low + best_unary)
+    for shift in BLOCK_SHIFTS:
+        if numbers.size > 1 << shift:
+            parameters, low, unary = cheapest(table, finest, 1 << shift - BLOCK_SHIFTS[0], numbers.size)
+            size_bytes = 1 + ceil8(PARAMETER_BITS * parameters.size) + ceil8(low + unary)
+            if size_bytes < best_bytes:
+                best_shift, best, best_low, best_unary, best_bytes = shift, parameters, low, unary, size_bytes
+    return best_shift, best, best_low, best_unary
 
 
 @kernel

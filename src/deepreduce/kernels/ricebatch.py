@@ -6,43 +6,10 @@ import numpy as np
 
 from .bits import Bytes, Words, put
 from .gaps import MAX_WIDTH_BITS, Numbers, Positions, between, load
-from .jit import inline, kernel
-from .rice import Parameters, cheapest, quotients, unpack
+from .jit import kernel
+from .rice import ONE_BLOCK, PARAMETER_BITS, Parameters, ceil8, plan, unpack
 
-PARAMETER_BITS = 6
-ONE_BLOCK = 1 << PARAMETER_BITS
-BLOCK_SHIFTS = (5, 6, 8, 10)
-
-_1, _6, _63 = np.uint64(1), np.uint64(PARAMETER_BITS), np.uint64(ONE_BLOCK - 1)
-
-
-@inline
-def _ceil8(bits: int) -> int:
-    return (bits + 7) >> 3
-
-
-@kernel
-def _planned(gaps: Numbers) -> tuple[int, Parameters, int, int]:
-    """The shift of the block size (0: one block) and the parameters that take the fewest bytes, with their low and unary bits."""
-    largest = np.uint64(0)
-    for gap in gaps:
-        largest = max(largest, gap)
-    widths = 1
-    while largest:
-        largest >>= _1
-        widths += 1
-    finest = 1 << BLOCK_SHIFTS[0] if gaps.size > 1 << BLOCK_SHIFTS[0] else gaps.size
-    table = quotients(gaps, finest, widths)
-    best_shift = 0
-    best, best_low, best_unary = cheapest(table, finest, table.shape[0], gaps.size)
-    best_bytes = 1 + _ceil8(best_low + best_unary)
-    for shift in BLOCK_SHIFTS:
-        if gaps.size > 1 << shift:
-            parameters, low, unary = cheapest(table, finest, 1 << shift - BLOCK_SHIFTS[0], gaps.size)
-            size_bytes = 1 + _ceil8(PARAMETER_BITS * parameters.size) + _ceil8(low + unary)
-            if size_bytes < best_bytes:
-                best_shift, best, best_low, best_unary, best_bytes = shift, parameters, low, unary, size_bytes
-    return best_shift, best, best_low, best_unary
+_1, _63 = np.uint64(1), np.uint64(ONE_BLOCK - 1)
 
 
 @kernel
@@ -52,7 +19,7 @@ def _write(gaps: Numbers, shift: int, parameters: Parameters, low_bits: int, wor
         put(words, at, np.uint64(ONE_BLOCK + shift))
         for b in range(parameters.size):
             put(words, at + 8 + PARAMETER_BITS * b, np.uint64(parameters[b]))
-        at += 8 + 8 * _ceil8(PARAMETER_BITS * parameters.size)
+        at += 8 + 8 * ceil8(PARAMETER_BITS * parameters.size)
     else:
         put(words, at, np.uint64(parameters[0]))
         at += 8
@@ -82,11 +49,11 @@ def encode(positions: Positions, bounds: Positions, ends: Positions) -> Words:
     end = 0
     for t in range(count):
         if bounds[t] < bounds[t + 1]:
-            shift, best, low, unary = _planned(between(positions[bounds[t] : bounds[t + 1]]))
+            shift, best, low, unary = plan(between(positions[bounds[t] : bounds[t + 1]]))
             parameters[tables[t] : tables[t] + best.size] = best
             tables[t + 1] = tables[t] + best.size
             shifts[t], lows[t] = shift, low
-            end += 1 + (_ceil8(PARAMETER_BITS * best.size) if shift else 0) + _ceil8(low + unary)
+            end += 1 + (ceil8(PARAMETER_BITS * best.size) if shift else 0) + ceil8(low + unary)
         else:
             tables[t + 1] = tables[t]
         ends[t] = end
@@ -115,7 +82,7 @@ def _read(packed: Bytes, size_bytes: int, limit: int, out: Numbers) -> bool:
             return False
         block = 1 << shift  # type: ignore[assignment]
         table_bits = PARAMETER_BITS * ((out.size + block - 1) // block)
-        front += _ceil8(table_bits)
+        front += ceil8(table_bits)
         if front > size_bytes or (table_bits & 7 and packed[front - 1] >> np.uint8(table_bits & 7)):
             return False
         parameters = np.empty((out.size + block - 1) // block, np.uint8)
@@ -131,7 +98,7 @@ def _read(packed: Bytes, size_bytes: int, limit: int, out: Numbers) -> bool:
         return False
     body = packed[front : front + ((body_bytes + 15) >> 3 << 3)]
     used_bits = unpack(body, parameters, block, low_bits, limit, out)
-    if used_bits < 0 or _ceil8(used_bits) != body_bytes:
+    if used_bits < 0 or ceil8(used_bits) != body_bytes:
         return False
     return not (used_bits & 7 and body[body_bytes - 1] >> np.uint8(used_bits & 7))
 

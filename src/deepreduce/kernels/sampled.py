@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .bits import trailing_zeros
 from .jit import kernel
-from .rice import trailing_zeros
 
 Positions = NDArray[np.int64]
 Bits = NDArray[Any]

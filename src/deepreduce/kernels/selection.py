@@ -245,3 +245,42 @@ def _top_ragged(bits: Bits, mask: int, infinity: int, bounds: Positions, counts:
 def top_ragged(bits: Bits, dtype: np.dtype[Any], bounds: Positions, counts: Positions) -> tuple[Positions, Positions]:
     """`top` inside each of the ranges bounds[t] to bounds[t + 1], with a count for each: positions inside their range, and new bounds."""
     return _top_ragged(bits, *_masks(dtype), bounds, counts)
+
+
+def above_ragged(bits: Bits, dtype: np.dtype[Any], bounds: Positions, threshold: float) -> tuple[Positions, Positions]:
+    """`above` inside each of the ranges bounds[t] to bounds[t + 1]: positions inside their range, and new bounds."""
+    return _inside_ranges(above(bits, dtype, threshold), bounds)
+
+
+def chunk_top_ragged(bits: Bits, dtype: np.dtype[Any], bounds: Positions, chunk: int, count: int) -> tuple[Positions, Positions]:
+    """`top` inside every `chunk` elements of each of the ranges, none of which is empty: positions inside their range, and new bounds."""
+    return _inside_ranges(top_between(bits, dtype, _chunk_bounds(bounds, chunk), count), bounds)
+
+
+@kernel
+def _chunk_bounds(bounds: Positions, chunk: int) -> Positions:
+    """Where the chunks of all ranges begin, and the end of the last."""
+    total = 1
+    for t in range(bounds.size - 1):
+        total += (bounds[t + 1] - bounds[t] + chunk - 1) // chunk
+    out = np.empty(total, np.int64)
+    n = 0
+    for t in range(bounds.size - 1):
+        for start in range(bounds[t], bounds[t + 1], chunk):
+            out[n] = start
+            n += 1
+    out[n] = bounds[-1]
+    return out
+
+
+@kernel
+def _inside_ranges(positions: Positions, bounds: Positions) -> tuple[Positions, Positions]:
+    """Increasing positions as distances from the beginning of the range that each lies in, and where those of each range end."""
+    out, ends = np.empty(positions.size, np.int64), np.zeros(bounds.size, np.int64)
+    n = 0
+    for t in range(bounds.size - 1):
+        while n < positions.size and positions[n] < bounds[t + 1]:
+            out[n] = positions[n] - bounds[t]
+            n += 1
+        ends[t + 1] = n
+    return out, ends

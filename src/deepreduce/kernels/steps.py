@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .bits import trailing_zeros
 from .jit import inline, kernel
-from .rice import trailing_zeros
 from .vectors import LANES, prefetch, unequal
 
 Patterns = NDArray[Any]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .adaptive import CONTEXTS, LENGTHS, context_of
-from .huffman import bit_length
+from .bits import bit_length
 from .jit import kernel
 from .logs import log2
 from .rangecoder import FLUSH_BYTES
@@ -56,10 +56,12 @@ def _rows_cost(row_counts: Counts) -> np.int64:
 @kernel
 def _cost(row_counts: Counts, column_counts: Counts) -> np.int64:
     columns = np.int64(column_counts.size)
-    selected, cost = np.int64(0), np.int64(0)
-    for number in column_counts:
-        selected += number
-        cost -= _log_factorial(number)
+    full, selected, cost = np.int64(0), np.int64(0), np.int64(0)
+    for number in row_counts:
+        full += number == columns
+    for number in column_counts:  # a full row tells nothing about its columns, and costs nothing
+        selected += number - full
+        cost -= _log_factorial(number - full)
     cost += _log_factorial(selected + columns - 1) - _log_factorial(columns - 1) - selected * (log2(np.uint64(columns)) >> 8)
     whole = _log_factorial(columns)
     for number in row_counts:

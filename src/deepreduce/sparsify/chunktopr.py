@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..errors import ConfigError
-from ..source import Source
+from ..source import Source, chunk_top_batch
 from ..tensor import Support
 
 
@@ -30,3 +31,6 @@ class ChunkTopR(Sparsifier):
 
     def select(self, source: Source, seed: int) -> Support:
         return source.chunk_top(self.chunk, self.count)
+
+    def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
+        return chunk_top_batch(sources, self.chunk, self.count)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..errors import ConfigError
-from ..source import Source
+from ..source import Source, above_batch
 from ..tensor import Support
 
 
@@ -29,3 +30,6 @@ class Threshold(Sparsifier):
 
     def select(self, source: Source, seed: int) -> Support:
         return source.above(self.level)
+
+    def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
+        return above_batch(sources, self.level)

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
+from .. import kernels, ragged
 from ..codec import ValueCodec
-from ..reader import Reader
-from ..tensor import Values
+from ..reader import Part, Reader
+from ..reorder import Order
+from ..tensor import Positions, Values
+from .floats import at_least_32_bits
 from .raw import RawValue
 
 
@@ -25,17 +31,37 @@ class _Half(ValueCodec):
     """The dtype on the wire."""
 
     def choose(self, values: Values) -> ValueCodec:
-        with _quiet():
-            finite = np.isfinite(values.astype(self.wire).astype(values.dtype))
-        return self if bool(np.all(finite == np.isfinite(values))) else RawValue()
+        return RawValue() if self._overflows(values, self._rounded(values)) else self
 
     def encode(self, values: Values, seed: int) -> tuple[bytes, None]:
-        with _quiet():
-            return RawValue().encode(values.astype(self.wire), seed)
+        return RawValue().encode(self._rounded(values), seed)
 
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
         with _quiet():
             return RawValue().decode(part, nnz, self.wire).astype(dtype)
+
+    def encode_batch(self, values: Sequence[Values], seeds: Sequence[int]) -> list[tuple[ValueCodec, Part, Order | None]]:
+        flat, bounds = ragged.joined(values), ragged.bounds_of(list(map(len, values)))
+        rounded = self._rounded(flat)
+        if self._overflows(flat, rounded):
+            return super().encode_batch(values, seeds)
+        return list(zip(repeat(self), ragged.cut_bytes(rounded, bounds), repeat(None)))
+
+    def decode_batch(self, parts: Sequence[Part], counts: Sequence[int], dtype: np.dtype[Any]) -> list[Values]:
+        flat = ragged.joined_elements(parts, counts, self.wire)
+        if flat is None:
+            return super().decode_batch(parts, counts, dtype)
+        with _quiet():
+            return ragged.cut(flat.astype(dtype, copy=False), ragged.bounds_of(counts))
+
+    def _rounded(self, values: Values) -> Values:
+        with _quiet():
+            return values.astype(self.wire)
+
+    def _overflows(self, values: Values, rounded: Values) -> bool:
+        """Whether a finite value became infinite, here or in the dtype that it comes back in."""
+        with _quiet():
+            return not np.array_equal(np.isfinite(rounded.astype(values.dtype)), np.isfinite(values))
 
     def error_bound(self, values: Values) -> Values | float:
         """Half a unit in the last place: relative for normal numbers, absolute below them."""
@@ -63,16 +89,21 @@ class FP16(_Half):
 
     def choose(self, values: Values) -> ValueCodec:
         codec = super().choose(values)
-        return BF16().choose(values) if codec is self and self._loses_small_values(values) else codec
+        return BF16() if codec is self and self._loses_small_values(values, ragged.bounds_of([values.size])).any() else codec
 
-    def _loses_small_values(self, values: Values) -> bool:
-        limits: Any = ml_dtypes.finfo(self.wire)  # type: ignore[no-untyped-call]
-        small = values[np.abs(values) < float(limits.smallest_normal)].astype(np.float64)
-        if not small.size:
-            return False
-        lost = small - small.astype(self.wire).astype(np.float64)
-        finite = values[np.isfinite(values)].astype(np.float64)
-        return float(np.linalg.norm(lost)) > float(np.linalg.norm(finite)) * float(limits.eps) / 2
+    def encode_batch(self, values: Sequence[Values], seeds: Sequence[int]) -> list[tuple[ValueCodec, Part, Order | None]]:
+        encoded = super().encode_batch(values, seeds)
+        losing = np.flatnonzero(self._loses_small_values(ragged.joined(values), ragged.bounds_of(list(map(len, values))))).tolist()
+        losing = [index for index in losing if encoded[index][0] is self]
+        if losing:
+            others = BF16().encode_batch([values[index] for index in losing], [seeds[index] for index in losing])
+            for index, other in zip(losing, others, strict=True):
+                encoded[index] = other
+        return encoded
+
+    def _loses_small_values(self, values: Values, bounds: Positions) -> NDArray[np.bool_]:
+        """Whether the values between two bounds each lose more than 2**-11 of their norm below the normal numbers of float16."""
+        return kernels.half.loses_small_values(at_least_32_bits(values), bounds)
 
 
 @dataclass(frozen=True)
