@@ -286,6 +286,11 @@ def saved(**parts):
     return file.getvalue()
 
 
+def loaded(checkpoint, *parts):
+    for part, state in zip(parts, torch.load(io.BytesIO(checkpoint), weights_only=True).values(), strict=True):
+        part.load_state_dict(state)
+
+
 def started(topology, **options):
     model = network()
     optimizer = adamw(model)
@@ -301,9 +306,7 @@ def interrupted_and_not(rank, topology):
     train(rank, model, optimizer, 10, start=10)
 
     again, again_optimizer, again_local = started(topology)
-    states = torch.load(io.BytesIO(checkpoint), weights_only=True)
-    for part, state in zip((again, again_optimizer, again_local), states.values(), strict=True):
-        part.load_state_dict(state)
+    loaded(checkpoint, again, again_optimizer, again_local)
     train(rank, again, again_optimizer, 10, start=10)
     return flat(model), flat(again), local.syncs, again_local.syncs
 
@@ -325,7 +328,7 @@ def test_a_foreign_state_is_refused():
     train(0, model, optimizer, 3)
     state = local.state_dict()
     refused = [
-        ({"steps": 1}, "has the keys anchors, exchange, outer, steps"),
+        ({"steps": 1}, "has the keys anchors, exchange, outer, pending, steps"),
         ({**state, "outer": None}, "made without an outer optimizer"),
         ({**state, "anchors": {"other": torch.ones(2)}}, "other of shape"),
         ({**state, "exchange": {**state["exchange"], "seed": 8}}, "seed 8"),
@@ -339,13 +342,17 @@ def test_a_foreign_state_is_refused():
 # Failures
 
 
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def killed(rank, every):
     model = network()
     optimizer = adamw(model)
     local = LocalSteps(model, optimizer, SPARSE, every, small_tensor_numel=16, timeout=timedelta(seconds=10))
     train(rank, model, optimizer, 2 * every)
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     train(rank, model, optimizer, every, start=2 * every)
     return local.syncs
 
