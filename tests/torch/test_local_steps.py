@@ -136,6 +136,17 @@ def test_the_recipe_for_adam_learns_from_all_ranks():
         assert ratio > 100
 
 
+@pytest.mark.parametrize("bytes_per_step", [90, 350, 10**6])
+@pytest.mark.parametrize("spec", [LOW_BITS, SPARSE, Schedule(SPARSE, 3)])
+def test_syncs_are_as_frequent_as_the_bytes_allow(spec, bytes_per_step):
+    model = network(width=200)
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, spec, bytes_per_step=bytes_per_step, small_tensor_numel=16) as local:
+        train(0, model, optimizer, 4 * local.every)
+        taken = local.stats().last.message_bytes / local.every
+        assert taken == pytest.approx(bytes_per_step, rel=0.1) if local.every > 1 else taken < bytes_per_step
+
+
 # The outer optimizer
 
 
@@ -398,6 +409,9 @@ def test_a_rank_that_diverged_is_told_of_on_all():
         ({"spec": None}, "give a spec, or a recipe: adam"),
         ({"spec": None, "recipe": "sgd"}, "recipes for local steps are adam, got 'sgd': DeepReduceState"),
         ({"every": 0}, "every is"),
+        ({"every": 5, "bytes_per_step": 100}, "give every, or bytes_per_step"),
+        ({"bytes_per_step": 0}, "above 0"),
+        ({"spec": "nonzero/auto/qsgd", "bytes_per_step": 100}, "depends on the values"),
         ({"buffers": "sum"}, "'mean' or 'keep'"),
         ({"topology": "dense"}, "the spec 'dense'"),
         ({"outer": 0.7}, "outer is an optimizer"),

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..step.arrays import arrays_of
+from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint, memory_of
 from ..step.local import DIGEST_BYTES, Capture, ExceptDense, LocalTraining, check_equal
 from ..step.policy import BySize, Spec, policy_at, policy_of, title
@@ -67,6 +68,8 @@ class LocalSteps:
       taken after `every` steps, and its mean is applied `delay` steps later: the parameters become the new anchor plus what this rank did
       meanwhile, which is part of the next change. All ranks then have the same anchor bit for bit, and the same parameters after `sync()`.
       An error of the exchange is raised in the step that would apply the mean.
+    - `bytes_per_step`: sets `every`, so that this rank's messages take so many bytes per step on average, or less: with all values at few
+      bits, that is what few bytes are best spent on. For specs whose size does not depend on the values.
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; each may still be given.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, ``"keep"`` leaves each rank its own.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
@@ -91,6 +94,7 @@ class LocalSteps:
         outer: OuterOptimizer | None = None,
         *,
         delay: int = 0,
+        bytes_per_step: float | None = None,
         recipe: str | None = None,
         buffers: Literal["mean", "keep"] = "mean",
         topology: str | Topology = "allgather",
@@ -110,6 +114,8 @@ class LocalSteps:
             raise ConfigError("local steps without compression have the spec 'dense' and topology allgather, server or sharded")
         if recipe is None and spec is None:
             raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
+        if every is not None and bytes_per_step is not None:
+            raise ConfigError("give every, or bytes_per_step, which sets it")
         if recipe is not None:
             chosen = local_recipe(recipe)
             spec, every = chosen.spec if spec is None else spec, chosen.every if every is None else every
@@ -120,20 +126,21 @@ class LocalSteps:
         self._averaged = frozenset(_float_buffers(model)) if buffers == "mean" else frozenset()
         policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
         reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel)
+        self._parameters: dict[str, torch.nn.Parameter] = {}
+        self._unchecked: list[str] = []
+        self._outer = None if outer is None else Outer(outer)
+        self._adopt()
+        every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
         self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every)
         self._delay = natural(delay, "delay")
         if self._delay >= self.every:
             raise ConfigError(f"delay is a number of steps below every, which is {self.every}; got {delay}")
         self._worker = Worker("deepreduce exchange")
         self._pending: _Pending | None = None
-        self._parameters: dict[str, torch.nn.Parameter] = {}
-        self._unchecked: list[str] = []
-        self._outer = None if outer is None else Outer(outer)
         self._title = f"{title(spec)}, every {self.every}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
         self._stats, self._connect = Stats(history), partial(connect, process_group, timeout)
         self._transport: Transport | None = None
         self._steps_seen = 0
-        self._adopt()
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
             warn(f"outer momentum with the sparse spec {title(spec)} overshoots: use none, or a spec that keeps all values", stacklevel=2)
         apart = torch.compiler.disable  # the hooks are no part of a compiled step
