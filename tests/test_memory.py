@@ -111,6 +111,13 @@ def test_momentum_correction_follows_deep_gradient_compression(make):
         residual[top] = 0
 
 
+def test_momentum_of_a_tensor_that_is_sent_whole_is_that_of_sgd(make):
+    gradients, velocity = random_gradients(8, (40,)), np.zeros(40, np.float32)
+    for gradient, got in zip(gradients, run(dr.ResidualMemory(momentum=0.5), map(make, gradients), "none/all/raw"), strict=True):
+        velocity = 0.5 * velocity + gradient
+        np.testing.assert_allclose(got, velocity, rtol=1e-5, atol=1e-5)
+
+
 def test_resume_gives_the_same_bits(make):
     gradients = list(map(make, random_gradients()))
     whole = run(dr.ResidualMemory(decay=0.9, momentum=0.9), gradients, "topr:0.05/raw/fp16")

@@ -51,6 +51,13 @@ def test_a_gradient_is_clipped_to_its_norm_before_the_residual_is_added():
     assert np.isnan(memory.compensate("w", np.float32([np.nan, 40]))).tolist() == [True, False]
 
 
+def test_a_gradient_with_a_loss_scale_is_clipped_as_one_without():
+    memory = dr.ResidualMemory(clip=5.0)
+    memory.rescale(1024.0)
+    assert memory.compensate("w", 1024 * np.float32([3, 3])) / 1024 == pytest.approx([3, 3])
+    assert memory.compensate("w", 1024 * np.float32([30, 40])) / 1024 == pytest.approx([3, 4])
+
+
 def test_a_sparse_gradient_is_clipped_too():
     clipped = dr.ResidualMemory(clip=5.0).compensate("w", dr.SparseTensor([1, 7], np.float32([30, 40]), (9,)))
     assert clipped.values == pytest.approx([3, 4])

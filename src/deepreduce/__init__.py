@@ -45,6 +45,7 @@ from .sparsify.nonzero import NonZero
 from .sparsify.randomr import RandomR
 from .sparsify.threshold import Threshold
 from .sparsify.topr import TopR
+from .step.budget import budgeted
 from .step.policy import BySize
 from .step.residual import ResidualMemory
 from .step.schedule import Schedule
@@ -116,6 +117,7 @@ __all__ = [
     "ValueCodec",
     "VersionError",
     "WrongBaseError",
+    "budgeted",
     "decode",
     "decode_many",
     "decode_many_sparse",

@@ -68,6 +68,31 @@ def train(rank, spec, steps, jitted, topology="allgather"):
     )
 
 
+def train_updates(rank, spec, steps, jitted):
+    """A digest of the weights after training with Adam, whose updates are compressed, and the mean loss of the last steps."""
+    mean = compressed_mean(spec)
+    optimizer = optax.chain(optax.adam(3e-3), mean)
+    params = weights()
+    state, step = optimizer.init(params), stepper(optimizer, jitted)
+    for number in range(steps):
+        params, state = step(params, state, *batch(rank, number))
+    last = [float(loss(params, *batch(rank, number))) for number in range(steps, steps + 20)]
+    return digest(params), digest(state[0]), float(np.mean(last)), mean.stats().last.parameters["['layers'][0]"].nnz
+
+
+def mean_of_updates(rank):
+    """The weights after Adam with uncompressed updates, and with the mean of updates as JAX makes it."""
+    found = []
+    for chain in ((optax.adam(3e-3), compressed_mean("none/all/raw")), (optax.adam(3e-3),)):
+        optimizer, params = optax.chain(*chain), weights()
+        state = optimizer.init(params)
+        for number in range(5):
+            updates, state = optimizer.update(gradient(params, *batch(rank, number)), state, params)
+            params = optax.apply_updates(params, updates if len(chain) == 2 else own_mean(updates))
+        found.append(np.concatenate([np.asarray(leaf).reshape(-1) for leaf in jax.tree.leaves(params)]))
+    return found
+
+
 def own_mean(tree):
     """The mean over all processes as JAX makes it: an all-reduce that its compiler puts in."""
     mesh = Mesh(np.array(jax.devices()), ("process",))

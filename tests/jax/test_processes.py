@@ -1,5 +1,6 @@
 """Two real processes: they agree bit for bit, they go on from a checkpoint, and they tell each other what went wrong."""
 
+import numpy as np
 import pytest
 
 from deepreduce.step.frame import HEAD_BYTES
@@ -30,6 +31,20 @@ def test_replicas_are_bit_identical_with_owners(pair, topology, jitted):
     assert weights == other_weights
     assert residuals != other_residuals
     assert moved > 0.5
+
+
+@HOW
+def test_updates_of_adam_are_compressed(pair, jitted):
+    (weights, moments, loss, nnz), (other_weights, other_moments, _, _) = pair.run(tasks.train_updates, "topr:0.01/rice/qsgd", 60, jitted)
+    assert weights == other_weights
+    assert moments != other_moments  # each process has an Adam of its own
+    assert nnz == round(0.01 * 64 * 96)
+    assert loss < 1.95  # 2.3 at the start
+
+
+def test_uncompressed_updates_of_adam_are_the_mean_of_updates(pair):
+    for ours, expected in pair.run(tasks.mean_of_updates):
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)
 
 
 @HOW

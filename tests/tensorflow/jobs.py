@@ -28,8 +28,12 @@ def batches(rows=32, count=50, start=0):
     return tf.data.Dataset.from_tensor_slices((inputs, targets)).batch(rows).skip(start)
 
 
-def compressed(spec, **options):
-    return lambda: DistributedOptimizer(sgd(), spec, **{"small_tensor_numel": 16} | options)
+def adam():
+    return keras.optimizers.Adam(0.003)
+
+
+def compressed(spec, inner=sgd, **options):
+    return lambda: DistributedOptimizer(inner(), spec, **{"small_tensor_numel": 16} | options)
 
 
 def fitted(strategy, optimizer, steps=50):

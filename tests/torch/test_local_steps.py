@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import time
 from datetime import timedelta
 from functools import partial
 
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from deepreduce import parse
 from deepreduce.torch import LocalSteps, ResidualMemory, Schedule
 
 from .ranks import run_ranks, watch_ranks
@@ -134,6 +136,17 @@ def test_the_recipe_for_adam_learns_from_all_ranks():
     for recipe, ratio, alone in run_ranks(losses_of_adam, 4, timeout=120):
         assert recipe < 0.95 * alone
         assert ratio > 100
+
+
+@pytest.mark.parametrize("bytes_per_step", [90, 350, 10**6])
+@pytest.mark.parametrize("spec", [LOW_BITS, SPARSE, Schedule(SPARSE, 1)])
+def test_syncs_are_as_frequent_as_the_bytes_allow(spec, bytes_per_step):
+    model = network(width=200)
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, spec, bytes_per_step=bytes_per_step, small_tensor_numel=16) as local:
+        train(0, model, optimizer, 2 * local.every)
+        taken = local.stats().last.message_bytes / local.every
+        assert taken == pytest.approx(bytes_per_step, rel=0.1) if local.every > 1 else taken < bytes_per_step
 
 
 # The outer optimizer
@@ -286,6 +299,11 @@ def saved(**parts):
     return file.getvalue()
 
 
+def loaded(checkpoint, *parts):
+    for part, state in zip(parts, torch.load(io.BytesIO(checkpoint), weights_only=True).values(), strict=True):
+        part.load_state_dict(state)
+
+
 def started(topology, **options):
     model = network()
     optimizer = adamw(model)
@@ -301,9 +319,7 @@ def interrupted_and_not(rank, topology):
     train(rank, model, optimizer, 10, start=10)
 
     again, again_optimizer, again_local = started(topology)
-    states = torch.load(io.BytesIO(checkpoint), weights_only=True)
-    for part, state in zip((again, again_optimizer, again_local), states.values(), strict=True):
-        part.load_state_dict(state)
+    loaded(checkpoint, again, again_optimizer, again_local)
     train(rank, again, again_optimizer, 10, start=10)
     return flat(model), flat(again), local.syncs, again_local.syncs
 
@@ -325,7 +341,7 @@ def test_a_foreign_state_is_refused():
     train(0, model, optimizer, 3)
     state = local.state_dict()
     refused = [
-        ({"steps": 1}, "has the keys anchors, exchange, outer, steps"),
+        ({"steps": 1}, "has the keys anchors, exchange, outer, pending, steps"),
         ({**state, "outer": None}, "made without an outer optimizer"),
         ({**state, "anchors": {"other": torch.ones(2)}}, "other of shape"),
         ({**state, "exchange": {**state["exchange"], "seed": 8}}, "seed 8"),
@@ -339,13 +355,17 @@ def test_a_foreign_state_is_refused():
 # Failures
 
 
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def killed(rank, every):
     model = network()
     optimizer = adamw(model)
     local = LocalSteps(model, optimizer, SPARSE, every, small_tensor_numel=16, timeout=timedelta(seconds=10))
     train(rank, model, optimizer, 2 * every)
     if rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     train(rank, model, optimizer, every, start=2 * every)
     return local.syncs
 
@@ -356,6 +376,39 @@ def test_a_killed_rank_makes_the_others_raise():
     for outcome in (outcomes[0], outcomes[2]):
         assert "PeerError" in outcome.error
         assert "a peer failed, is gone or is too slow" in outcome.error
+
+
+class DiesLater:
+    """A policy that ends the process in its third sync, when the others wait for its message."""
+
+    def __init__(self, rank):
+        self.left = 12 if rank == 1 else -1  # tensors of two syncs
+
+    def codec_for(self, name, source):
+        self.left -= 1
+        if self.left == -1:
+            time.sleep(0.5)
+            die()
+        return parse(SPARSE)
+
+
+def killed_in_an_exchange(rank, topology):
+    model = network()
+    optimizer = adamw(model)
+    local = LocalSteps(model, optimizer, DiesLater(rank), 2, topology=topology, timeout=timedelta(seconds=10))
+    train(rank, model, optimizer, 4)
+    assert local.syncs == 2
+    train(rank, model, optimizer, 2, start=4)
+
+
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
+def test_a_rank_that_is_killed_while_others_wait_for_it_makes_them_raise(topology):
+    outcomes = watch_ranks(killed_in_an_exchange, 3, topology, timeout=40)
+    assert not outcomes[1].alive
+    for outcome in (outcomes[0], outcomes[2]):
+        assert "PeerError" in outcome.error
+        assert "a peer failed, is gone or is too slow" in outcome.error
+        assert outcome.seconds < 9  # not by the timeout
 
 
 def starting_apart(rank):
@@ -391,6 +444,9 @@ def test_a_rank_that_diverged_is_told_of_on_all():
         ({"spec": None}, "give a spec, or a recipe: adam"),
         ({"spec": None, "recipe": "sgd"}, "recipes for local steps are adam, got 'sgd': DeepReduceState"),
         ({"every": 0}, "every is"),
+        ({"every": 5, "bytes_per_step": 100}, "give every, or bytes_per_step"),
+        ({"bytes_per_step": 0}, "above 0"),
+        ({"spec": "nonzero/auto/qsgd", "bytes_per_step": 100}, "depends on the values"),
         ({"buffers": "sum"}, "'mean' or 'keep'"),
         ({"topology": "dense"}, "the spec 'dense'"),
         ({"outer": 0.7}, "outer is an optimizer"),

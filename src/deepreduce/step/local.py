@@ -7,6 +7,9 @@
     parameters ─ the same on all ranks ─ applied to the anchor ┘
 
 The change is written as a gradient is, ``anchor - parameters``, so that an optimizer can take a step with its mean.
+
+The exchange may run beside the next local steps: `capture` takes the changes, `exchange` can be called from another thread, and when its
+means are applied, `add_` puts what this rank did since the capture on top of the new anchor. That is part of the next change.
 """
 
 from __future__ import annotations
@@ -23,10 +26,11 @@ from ..source import Source
 from .arrays import Array, arrays_of
 from .checkpoint import Checkpoint
 from .frame import Exchange, PeerFailure, open_frames, seal
-from .policy import ByStep, Policy, policy_at
+from .policy import ByStep, Policy, policy_at, title
 from .reducer import Bucket, Memory, Reducer
 from .residual import Gradient
 from .stats import StepStats
+from .stopwatch import Stopwatch
 from .transport import Transport
 
 DIGEST_BYTES = 8
@@ -45,7 +49,10 @@ class ExceptDense:
     """
 
     policy: Policy | ByStep
-    names: frozenset[str] = field(repr=False)
+    names: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{title(self.policy)} except {len(self.names)} dense"
 
     def at(self, step: int) -> ExceptDense:
         """Return the policy of this step."""
@@ -54,6 +61,15 @@ class ExceptDense:
     def codec_for(self, name: str, source: Source) -> DeepReduce:
         """Return the codec for this tensor."""
         return _DENSE if name in self.names else policy_at(self.policy, 0).codec_for(name, source)
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """The changes of `steps` local steps, and the values that the anchored tensors had after them."""
+
+    bucket: Bucket
+    steps: int
+    values: Mapping[str, Array]
 
 
 @dataclass
@@ -112,22 +128,31 @@ class LocalTraining:
 
         Raises `InputError` on all ranks where some rank has a NaN or an infinity.
         """
-        names = list(tensors)
-        changes = [self._change(name, tensors[name]) for name in names]
-        bucket = Bucket(names, changes, self.syncs)
-        try:
-            means, cost = self.reducer.reduce(bucket, self.memory, transport)
-        except PeerFailure:
-            raise  # told to all ranks
-        except BaseException:
-            transport.close()  # here alone: the others must not wait
-            raise
-        for name, mean in zip(names, means, strict=True):
-            if arrays_of(mean).first_nonfinite(mean) is not None:
-                raise InputError(f"{name} is not finite on some rank after {self.steps} local steps: training diverged there")
+        means, cost = self.exchange(self.capture(tensors, with_values=False), transport)
         self.syncs += 1
         self.steps = 0
-        return dict(zip(names, means, strict=True)), cost
+        return means, cost
+
+    def capture(self, tensors: Mapping[str, Array], with_values: bool = True) -> Capture:
+        """Return the changes since the last sync; `values` are copies, and empty unless they are asked for."""
+        bucket = Bucket(list(tensors), [self._change(name, tensor) for name, tensor in tensors.items()], self.syncs)
+        anchored = {name: tensor for name, tensor in tensors.items() if name in self.anchors} if with_values else {}
+        return Capture(bucket, self.steps, {name: _wide_copy(tensor) for name, tensor in anchored.items()})
+
+    def exchange(self, capture: Capture, transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
+        """Return what `sync` does for changes that were captured. It changes the residuals, and nothing else of this object."""
+        bucket, watch = capture.bucket, Stopwatch()
+        prepared = self.reducer.attempt(bucket, self.memory, transport, watch)
+        try:
+            means, cost = self.reducer.complete(bucket, prepared, self.memory, transport, watch)
+        except BaseException as error:
+            if error is not prepared and not isinstance(error, PeerFailure):  # these were told to all ranks
+                transport.close()  # here alone: the others must not wait
+            raise
+        for name, mean in zip(bucket.names, means, strict=True):
+            if arrays_of(mean).first_nonfinite(mean) is not None:
+                raise InputError(f"{name} is not finite on some rank after {capture.steps} local steps: training diverged there")
+        return dict(zip(bucket.names, means, strict=True)), cost
 
     def apply(self, tensors: Mapping[str, Array], means: Mapping[str, Gradient]) -> None:
         """Subtract the mean changes from the anchors, and write these over the tensors, in place."""
@@ -147,6 +172,16 @@ class LocalTraining:
         for name, tensor in tensors.items():
             self._set_anchor(name, tensor)
 
+    def moved_since(self, values: Mapping[str, Array], tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """Return what was added to tensors since they had these values."""
+        return {name: arrays_of(tensors[name]).wide_sum(tensors[name], [(value, -1.0)]) for name, value in values.items()}
+
+    def add_(self, tensors: Mapping[str, Array], moves: Mapping[str, Array]) -> None:
+        """Write the anchor plus a move over each tensor, in place."""
+        for name, move in moves.items():
+            arrays = arrays_of(tensors[name])
+            arrays.assign_(tensors[name], arrays.wide_sum(self.anchors[name], [(move, 1.0)]))
+
     def load(self, checkpoint: Checkpoint, anchors: Mapping[str, Array], steps: int) -> None:
         """Go on from a checkpoint, which is one of this rank."""
         for memory, held in ((self.memory.own, checkpoint.memory), (self.memory.owned, checkpoint.owned)):
@@ -156,8 +191,7 @@ class LocalTraining:
         self.anchors, self.steps, self.syncs = dict(anchors), steps, checkpoint.step
 
     def _set_anchor(self, name: str, tensor: Array) -> None:
-        arrays = arrays_of(tensor)
-        self.anchors[name] = arrays.copy(arrays.wide(tensor))
+        self.anchors[name] = _wide_copy(tensor)
 
     def _change(self, name: str, tensor: Array) -> Gradient:
         arrays = arrays_of(tensor)
@@ -166,6 +200,11 @@ class LocalTraining:
 
     def _start(self, name: str, tensor: Array) -> Array:
         return self.anchors[name] if name in self.anchors else arrays_of(tensor).zeros(tensor)
+
+
+def _wide_copy(tensor: Array) -> Array:
+    arrays = arrays_of(tensor)
+    return arrays.copy(arrays.wide(tensor))
 
 
 def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Transport, step: int) -> None:

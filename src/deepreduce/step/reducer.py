@@ -110,7 +110,12 @@ class Reducer:
     def reduce(self, bucket: Bucket, memory: Memory, transport: Transport) -> tuple[list[Gradient], StepStats]:
         """Return the means of a bucket as new tensors, and what they cost."""
         watch = Stopwatch()
-        prepared = self.attempt(bucket, memory, transport, watch)
+        return self.complete(bucket, self.attempt(bucket, memory, transport, watch), memory, transport, watch)
+
+    def complete(
+        self, bucket: Bucket, prepared: Prepared | Exception, memory: Memory, transport: Transport, watch: Stopwatch
+    ) -> tuple[list[Gradient], StepStats]:
+        """Return what `reduce` does, for a bucket that `attempt` has encoded or not."""
         delivery, stats = self.deliver(bucket, prepared, memory, transport, watch)
         means = [
             sums.combined([sums.divided(part, delivery.divisor) for part in parts])

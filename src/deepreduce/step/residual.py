@@ -30,9 +30,11 @@ class ResidualMemory:
     """Keeps, for every parameter by name, the part of its gradients that was not sent yet.
 
     `decay` scales the residual before it is added. With `clip`, a gradient of a larger Euclidean norm is scaled down to that norm before
-    anything is added to it, parameter by parameter. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten
-    where an element was sent (momentum correction and factor masking of Deep Gradient Compression, Lin et al. 2018); the optimizer then
-    has none itself. Takes numpy arrays, tensors of a framework whose adapter is imported, and `SparseTensor`; of a sparse gradient, only
+    anything is added to it, parameter by parameter; a loss scale is taken into account. Of N ranks, each clips its own gradient: for a
+    norm of the mean of `c`, give ``c / N**0.5``. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten where
+    an element was selected and sent; a tensor that is sent whole keeps it, so that dense steps are those of SGD with momentum. (Momentum
+    correction, factor masking and local clipping of Deep Gradient Compression, Lin et al. 2018.) The optimizer then has no momentum
+    itself. Takes numpy arrays, tensors of a framework whose adapter is imported, and `SparseTensor`; of a sparse gradient, only
     the positions that were touched or not sent yet take part.
 
     >>> import deepreduce as dr, numpy as np
@@ -112,9 +114,10 @@ class ResidualMemory:
             return gradient
         sparse = isinstance(gradient, SparseTensor)
         norm = HOST.norm(gradient.values) if sparse else arrays_of(gradient).norm(gradient)
-        if not self.clip < norm < inf:
+        limit = self.clip * self._scale
+        if not limit < norm < inf:
             return gradient
-        factor = self.clip / norm
+        factor = limit / norm
         return sums.scaled(gradient, factor) if sparse else arrays_of(gradient).wide_sum(gradient, [(gradient, factor - 1)])
 
     def update(self, name: str, compensated: Any, sent: SparseTensor) -> None:
@@ -141,7 +144,8 @@ class ResidualMemory:
         if self.momentum:
             residual = self._held(self.residuals, name, compensated)
             velocity = arrays.wide_sum(compensated, [] if residual is None else [(residual, -self.decay)])
-            arrays.clear_(velocity, sent.indices)
+            if not sent.support.is_all:
+                arrays.clear_(velocity, sent.indices)
             self.velocities[name] = velocity
         arrays.subtract_(compensated, sent)
         self._spares[name] = self.residuals.get(name)
@@ -158,7 +162,7 @@ class ResidualMemory:
         if self.momentum:
             residual = self._held(self.residuals, name, compensated)
             velocity = compensated if residual is None else sums.combined([compensated, sums.scaled(residual, -self.decay)])
-            self.velocities[name] = sums.without(velocity, sent.indices)
+            self.velocities[name] = velocity if sent.support.is_all else sums.without(velocity, sent.indices)
         self.residuals[name] = sums.combined([compensated, sums.scaled(sent, -1.0)])
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 >>> import keras
 >>> from deepreduce.tensorflow import DistributedOptimizer, enable_fit
->>> optimizer = DistributedOptimizer(keras.optimizers.Adam(1e-3), "topr:0.01/rice/qsgd")
+>>> optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1), "topr:0.01/rice/qsgd")
 >>> # model.compile(optimizer, loss=...)
 >>> # enable_fit(model)
 """

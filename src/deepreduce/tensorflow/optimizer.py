@@ -37,6 +37,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     - `optimizer`: does the update; a `LossScaleOptimizer` goes in here. It belongs to this one from now on.
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`.
+    - `sends`: ``"gradients"``, or ``"updates"`` for Adam and other adaptive optimizers: each replica takes the step of the optimizer with
+      its own gradients, and the mean change of the variables is applied on all of them.
     - `memory`: ``"residual"`` for error feedback, in variables of this optimizer that are saved with it, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
@@ -60,6 +62,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         memory: Literal["residual", "none"] = "residual",
         small_tensor_numel: int = 1024,
         *,
+        sends: Literal["gradients", "updates"] = "gradients",
         topology: str | Topology = "allgather",
         seed: int = 0,
         history: int = 100,
@@ -68,11 +71,15 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     ) -> None:
         if memory not in ("residual", "none"):
             raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
+        if sends not in ("gradients", "updates"):
+            raise ConfigError(f"sends is 'gradients' or 'updates', got {sends!r}")
+        if sends == "updates" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ConfigError("each replica would have a loss scale of its own: a LossScaleOptimizer goes with sends='gradients'")
         seed = natural(seed, "a seed")
         super().__init__(learning_rate=0.0, name=name)
         reducer = Reducer(policy_of(spec, small_tensor_numel), topology_of(topology), seed, average=False)
         self._steps = HostSteps(reducer, memory == "residual", history)
-        self._settings = {"memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
+        self._settings = {"sends": sends, "memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
         self._spec, self._names = spec, None if parameter_names is None else list(parameter_names)
         self._strategy = tf.distribute.get_strategy()
         self._residuals: list[Any] = []
@@ -86,12 +93,29 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     # A step
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Sum the gradients over all replicas and update the variables; to be called in replica context."""
+        """Update the variables, the same on all replicas; to be called in replica context."""
         if not self.built:
             self.build(list(trainable_variables or ()))
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        self.inner_optimizer.apply(self._summed(list(grads), variables), variables)
+        if self._settings["sends"] == "updates":
+            self._apply_mean_update(list(grads), variables)
+        else:
+            self.inner_optimizer.apply(self._summed(list(grads), variables), variables)
         self._iterations.assign_add(1)
+
+    def _apply_mean_update(self, gradients: list[Any], variables: Sequence[Any]) -> None:
+        """Take a step with the gradients of this replica alone, and replace what it changed by the mean over all replicas."""
+        context = tf.distribute.get_replica_context()
+        replicas = context.num_replicas_in_sync  # by which the loss was divided
+        sent = [_is_sent(*pair) for pair in zip(gradients, variables, strict=True)]
+        starts = [tf.identity(variable) for variable in variables]
+        own = [_scaled(gradient, replicas) if is_sent else gradient for gradient, is_sent in zip(gradients, sent, strict=True)]
+        self.inner_optimizer.apply(own, variables)
+        moved = zip(starts, variables, sent, strict=True)
+        changes = [start - tf.identity(variable) if is_sent else None for start, variable, is_sent in moved]
+        totals = zip(variables, starts, self._summed(changes, variables), strict=True)
+        changed = [(_native(variable), start - total / replicas) for variable, start, total in totals if total is not None]
+        context.merge_call(_remember, args=(changed,))
 
     def _summed(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         sent = [index for index, pair in enumerate(zip(gradients, variables, strict=True)) if _is_sent(*pair)]
@@ -141,7 +165,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self._variable_for(variable, (max(high - low for low, high in ranges),), f"{name}_owned_residual")
 
     def _variable_for(self, variable: Any, shape: Shape, name: str) -> Any:
-        native = variable.value if isinstance(variable, keras.Variable) else variable
+        native = _native(variable)
         dtype = wide_dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
         with self._strategy.extended.colocate_vars_with(native):
             return self.add_variable(shape, dtype=str(dtype), name=name.replace("/", "_"))
@@ -196,6 +220,17 @@ def _is_always_dense(policy: Policy | ByStep, shape: Shape) -> bool:
 def _is_sent(gradient: Any, variable: Any) -> bool:
     """Whether a gradient is one: some variables are overwritten with theirs."""
     return gradient is not None and not getattr(variable, "overwrite_with_gradient", False)
+
+
+def _scaled(gradient: Any, factor: int) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor
+
+
+def _native(variable: Any) -> Any:
+    """The variable of TensorFlow."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _value(variable: Any) -> Any:

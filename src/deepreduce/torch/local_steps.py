@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from hashlib import blake2b
@@ -19,23 +21,34 @@ from torch.optim import Optimizer
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..step.arrays import arrays_of
+from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint, memory_of
-from ..step.local import DIGEST_BYTES, ExceptDense, LocalTraining, check_equal
+from ..step.local import DIGEST_BYTES, Capture, ExceptDense, LocalTraining, check_equal
 from ..step.policy import BySize, Spec, policy_at, policy_of, title
 from ..step.recipes import LOCAL_RECIPES, local_recipe
 from ..step.reducer import Reducer
-from ..step.residual import ResidualMemory
-from ..step.stats import Stats
+from ..step.residual import Gradient, ResidualMemory
+from ..step.stats import Stats, StepStats
 from ..step.topology import Topology
 from ..step.transport import Transport
+from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
 from .outer import Outer, OuterOptimizer
 from .state import memory_named, topology_named
 from .transport import connect
-from .views import view
+from .views import view, wait_for
 
-_KEYS = {"exchange", "anchors", "steps", "outer"}
+_KEYS = {"exchange", "anchors", "steps", "outer", "pending"}
+_PENDING_KEYS = {"means", "values"}
 _COMPILED = "_orig_mod."  # what torch.compile puts into the names of parameters
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """An exchange beside local steps: its means and cost (None after a restart), and the values of the parameters that it began with."""
+
+    outcome: Future[tuple[dict[str, Gradient], StepStats | None]]
+    values: Mapping[str, Any]
 
 
 class LocalSteps:
@@ -51,6 +64,12 @@ class LocalSteps:
     - `every`: steps between two syncs; default 1.
     - `outer`: None applies the mean. An optimizer of the same parameters, or what makes one of a list of parameters, takes a step from
       the last sync with the mean change as gradient, such as ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
+    - `delay`: how many local steps the exchange of a sync runs beside, below `every`; default 0: the sync waits for it. The change is
+      taken after `every` steps, and its mean is applied `delay` steps later: the parameters become the new anchor plus what this rank did
+      meanwhile, which is part of the next change. All ranks then have the same anchor bit for bit, and the same parameters after `sync()`.
+      An error of the exchange is raised in the step that would apply the mean.
+    - `bytes_per_step`: sets `every`, so that this rank's messages take so many bytes per step on average, or less: with all values at few
+      bits, that is what few bytes are best spent on. For specs whose size does not depend on the values.
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; each may still be given.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, ``"keep"`` leaves each rank its own.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
@@ -74,6 +93,8 @@ class LocalSteps:
         every: int | None = None,
         outer: OuterOptimizer | None = None,
         *,
+        delay: int = 0,
+        bytes_per_step: float | None = None,
         recipe: str | None = None,
         buffers: Literal["mean", "keep"] = "mean",
         topology: str | Topology = "allgather",
@@ -93,6 +114,8 @@ class LocalSteps:
             raise ConfigError("local steps without compression have the spec 'dense' and topology allgather, server or sharded")
         if recipe is None and spec is None:
             raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
+        if every is not None and bytes_per_step is not None:
+            raise ConfigError("give every, or bytes_per_step, which sets it")
         if recipe is not None:
             chosen = local_recipe(recipe)
             spec, every = chosen.spec if spec is None else spec, chosen.every if every is None else every
@@ -103,15 +126,21 @@ class LocalSteps:
         self._averaged = frozenset(_float_buffers(model)) if buffers == "mean" else frozenset()
         policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
         reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel)
-        self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every)
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._unchecked: list[str] = []
         self._outer = None if outer is None else Outer(outer)
-        self._title = f"{title(spec)}, every {self.every}, {reducer.topology.name}"
+        self._adopt()
+        every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
+        self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every)
+        self._delay = natural(delay, "delay")
+        if self._delay >= self.every:
+            raise ConfigError(f"delay is a number of steps below every, which is {self.every}; got {delay}")
+        self._worker = Worker("deepreduce exchange")
+        self._pending: _Pending | None = None
+        self._title = f"{title(spec)}, every {self.every}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
         self._stats, self._connect = Stats(history), partial(connect, process_group, timeout)
         self._transport: Transport | None = None
         self._steps_seen = 0
-        self._adopt()
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
             warn(f"outer momentum with the sparse spec {title(spec)} overshoots: use none, or a spec that keeps all values", stacklevel=2)
         apart = torch.compiler.disable  # the hooks are no part of a compiled step
@@ -161,28 +190,74 @@ class LocalSteps:
 
     def _after_step(self, *_: Any) -> None:
         self._steps_seen += 1
-        if self._training.is_due():
+        due = self._training.is_due()
+        if self._training.steps >= self._delay:
+            self._finish()
+        if due and self._delay:
+            self._begin()
+        elif due:
             self.sync()
 
-    @torch.no_grad()
     def sync(self) -> None:
-        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it does nothing."""
-        if not self._training.steps:
+        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it does nothing.
+
+        Finishes the exchange that is under way, and then exchanges what was done since it began.
+        """
+        self._finish()
+        if self._training.steps:
+            self._sync()
+
+    @torch.no_grad()
+    def _sync(self) -> None:
+        self._check_new_anchors()
+        self._apply(*self._training.sync(self._tensors(), self.transport), {})
+
+    @torch.no_grad()
+    def _begin(self) -> None:
+        """Let the worker exchange the change; local steps go on beside it."""
+        self._check_new_anchors()
+        parameters, capture = list(self._parameters.values()), self._training.capture(self._tensors())
+        work = partial(_exchanged, self._training, capture, self.transport, parameters, wait_for(parameters))
+        self._pending = _Pending(self._worker.submit(work), capture.values)
+        self._training.steps = 0
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        """Wait for the exchange that is under way and apply its means; an error of it is raised here, and its change is sent next time."""
+        if self._pending is None:
             return
+        pending = self._pending
+        try:
+            means, cost = pending.outcome.result()
+        except Exception:
+            self._pending = None
+            raise
+        self._pending = None
+        self._training.syncs += 1
+        self._apply(means, cost, pending.values)
+
+    def _apply(self, means: Mapping[str, Gradient], cost: StepStats | None, values: Mapping[str, Any]) -> None:
+        """Move the anchors by the means, and the parameters with them; what was added to parameters since they had `values` stays."""
         training, tensors = self._training, self._tensors()
-        if self._unchecked:
-            names, self._unchecked = self._unchecked, []
-            check_equal(names, [_digest(training.anchors[name]) for name in names], self.transport, training.syncs)
-        means, cost = training.sync(tensors, self.transport)
+        moves = training.moved_since(values, tensors)
         if self._outer is None:
             training.apply(tensors, means)
         else:
+            names = [name for name in means if name in self._parameters]
             training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._parameters})
-            for name in self._parameters:
+            for name in names:
                 training.rewind_(name, tensors[name])
-            self._outer.step({name: means[name] for name in self._parameters})
-            training.follow({name: tensors[name] for name in self._parameters})
-        self._stats.add(cost)
+            self._outer.step({name: means[name] for name in names})
+            training.follow({name: tensors[name] for name in names})
+        training.add_(tensors, moves)
+        if cost is not None:
+            self._stats.add(cost)
+
+    def _check_new_anchors(self) -> None:
+        """Compare anchors that were not compared yet with those of the other ranks."""
+        if self._unchecked:
+            names, self._unchecked = self._unchecked, []
+            check_equal(names, [_digest(self._training.anchors[name]) for name in names], self.transport, self._training.syncs)
 
     def _adopt(self) -> None:
         """Take over parameters that are new: at the start, from a group that was added, or no longer frozen."""
@@ -225,8 +300,9 @@ class LocalSteps:
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must remember, also between two syncs; every rank has its own, beside its model and optimizer.
 
-        Loads with `torch.load(..., weights_only=True)`.
+        Waits for the exchange that is under way, whose means are part of the state. Loads with `torch.load(..., weights_only=True)`.
         """
+        pending = None if self._pending is None else {"means": self._pending.outcome.result()[0], "values": self._pending.values}
         training, memory, transport = self._training, self._training.memory, self.transport
         own, owned = (memory_of(None if held is None else held.state_dict()) for held in (memory.own, memory.owned))
         numels = dict(memory.numels) if owned["residuals"] else {}
@@ -234,9 +310,10 @@ class LocalSteps:
         checkpoint = Checkpoint(training.syncs, reducer.seed, transport.rank, transport.size, reducer.topology.name, own, owned, numels)
         return {
             "exchange": mapped_to_torch(checkpoint.write()),
-            "anchors": mapped_to_torch({name: arrays_of(anchor).copy(anchor) for name, anchor in training.anchors.items()}),
+            "anchors": _copied(training.anchors),
             "steps": training.steps,
             "outer": None if self.outer is None else self.outer.state_dict(),
+            "pending": None if pending is None else {key: _copied(table) for key, table in pending.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -255,27 +332,55 @@ class LocalSteps:
         checkpoint.expect(training.reducer.topology.name, self.transport.rank, self.transport.size, list(tensors))
         if checkpoint.seed != training.reducer.seed:
             raise InputError(f"the state was made with seed {checkpoint.seed}, this one has seed {training.reducer.seed}")
-        anchors = _loaded_anchors(mapped_to_numpy(state["anchors"]), tensors)
+        anchors, pending = _loaded(state["anchors"], tensors), _loaded_pending(state["pending"], tensors)
+        self._wait()
         if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
         training.load(checkpoint, anchors, natural(state["steps"], "the steps of a state"))
-        self._unchecked = list(anchors)
+        self._unchecked, self._pending = list(anchors), pending
 
     # Life
 
     def close(self) -> None:
-        """Leave the optimizer alone and hang up; the parameters stay as they are."""
+        """Leave the optimizer alone, wait for the exchange that is under way, and hang up; the parameters stay as they are.
+
+        With `delay`, call `sync()` before, so that ranks end with the same parameters.
+        """
+        self._wait()
+        self._hang_up()
+
+    def _wait(self) -> None:
+        """Wait until no exchange is under way, whether or not it went well."""
+        if self._pending is not None:
+            wait([self._pending.outcome])
+
+    def _hang_up(self) -> None:
         for undo in self._undo:
             undo()
         self._undo = []
         if self._transport is not None:
             self._transport.close()
+        self._worker.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+        if error is None:
+            self.close()
+        else:
+            self._hang_up()  # others may have failed too, and not come
+
+
+def _exchanged(
+    training: LocalTraining, capture: Capture, transport: Transport, parameters: list[torch.nn.Parameter], ready: Callable[[], None]
+) -> tuple[dict[str, Gradient], StepStats | None]:
+    """Exchange a capture on another thread than the one that trains; a device has computed the means when this returns."""
+    ready()
+    with torch.no_grad():
+        outcome = training.exchange(capture, transport)
+    wait_for(parameters)()
+    return outcome
 
 
 def _float_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -294,9 +399,26 @@ def _digest(anchor: Any) -> bytes:
     return blake2b(host.tobytes(), digest_size=DIGEST_BYTES).digest()
 
 
-def _loaded_anchors(held: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the anchors of a state as tensors like those they belong to."""
-    for name, anchor in held.items():
-        if name not in tensors or tuple(anchor.shape) != tuple(tensors[name].shape):
-            raise InputError(f"the state has {name} of shape {tuple(anchor.shape)}, which the model has not")
-    return {name: arrays_of(tensors[name]).copy(arrays_of(tensors[name]).moved(anchor, tensors[name])) for name, anchor in held.items()}
+def _copied(table: Mapping[str, Any]) -> Any:
+    """Return copies of arrays by name, as tensors."""
+    return mapped_to_torch({name: arrays_of(array).copy(array) for name, array in table.items()})
+
+
+def _loaded(held: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table of a state as copies, on the devices of the tensors that it belongs to."""
+    table = mapped_to_numpy(held)
+    for name, array in table.items():
+        if name not in tensors or tuple(array.shape) != tuple(tensors[name].shape):
+            raise InputError(f"the state has {name} of shape {tuple(array.shape)}, which the model has not")
+    return {name: arrays_of(tensors[name]).copy(arrays_of(tensors[name]).moved(array, tensors[name])) for name, array in table.items()}
+
+
+def _loaded_pending(state: Any, tensors: Mapping[str, Any]) -> _Pending | None:
+    """Return the exchange that had ended when a state was made, and was not applied yet."""
+    if state is None:
+        return None
+    if not isinstance(state, Mapping) or set(state) != _PENDING_KEYS:
+        raise InputError(f"what is pending in a state of LocalSteps has the keys {', '.join(sorted(_PENDING_KEYS))}, or is None")
+    outcome: Future[tuple[dict[str, Gradient], StepStats | None]] = Future()
+    outcome.set_result((_loaded(state["means"], tensors), None))
+    return _Pending(outcome, _loaded(state["values"], tensors))

@@ -1,0 +1,131 @@
+"""From bytes per step to a spec, and from a spec to bytes: what a message will take, from the sizes of its tensors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import ceil, inf, log2, prod
+
+from ..errors import ConfigError
+from ..indices.all import All
+from ..indices.rice import Rice
+from ..indices.seeded import Seeded
+from ..parameters import natural, shown
+from ..pipeline import DeepReduce, parse
+from ..sparsify.amount import count_of
+from ..sparsify.chunktopr import ChunkTopR
+from ..sparsify.none import Keep
+from ..sparsify.randomr import RandomR
+from ..sparsify.topr import TopR
+from ..values.half import BF16, FP16
+from ..values.lloyd import Lloyd
+from ..values.qsgd import QSGD
+from ..values.raw import RawValue
+from .arrays import Array
+from .items import source_of
+from .policy import BySize, ByStep, Policy, policy_at
+
+_HEAD_BITS = 40
+"""The header of a tensor in a message."""
+_SMALL_NUMEL = 1024
+_LAST = 2**62
+"""A step after the end of every schedule."""
+_DENSE = tuple(map(parse, ("dense", "none/all/fp16", "none/all/qsgd:8")))
+_VALUE_BITS = ((2.0, 4), (3.0, 5), (4.0, 6), (6.0, 7), (inf, 8))
+"""Bits per value for so many bits per element at most: what has the least squared error on recorded gradients, or nearly."""
+
+
+def budgeted(bytes_per_step: float, sizes: Iterable[int]) -> BySize:
+    """Return a policy whose messages take about so many bytes, for a model whose tensors have these numbers of elements.
+
+    It sends ``topr:DENSITY/rice/qsgd:BITS``, with 4 bits per value where there are at most 2 bits per element of the model, and up to 8
+    above that; the density is what then fits, with positions at their entropy. Enough for all elements at 8 bits, 16 bits or as they are
+    means that. Tensors below 1024 elements travel as they are if that takes a quarter of the bytes at most. Goes wherever a spec goes; the
+    bytes are those of one rank's message of float32 gradients.
+
+    >>> import deepreduce as dr
+    >>> policy = dr.budgeted(100_000, [25_000_000, 2000, 10])
+    >>> str(policy.large), str(policy.small)
+    ('topr:0.00223/rice/qsgd:4', 'none/all/raw')
+    >>> str(dr.budgeted(10_000_000, [25_000_000]).large)
+    'topr:0.371/rice/qsgd:6'
+    """
+    numels = [natural(size, "the size of a tensor") for size in sizes]
+    budget_bits, numel = 8 * float(bytes_per_step), sum(numels)
+    if not 0 < budget_bits < inf or not numel:
+        raise ConfigError(f"need a number of bytes above 0 and the sizes of tensors with elements, got {shown(bytes_per_step)} and {numel}")
+    small_bits = sum(_bits(_DENSE[0], size) for size in numels if size < _SMALL_NUMEL)
+    if small_bits > budget_bits / 4:
+        return BySize(0, _DENSE[0], _codec_within(budget_bits, numels))
+    large = [size for size in numels if size >= _SMALL_NUMEL]
+    return BySize(_SMALL_NUMEL, _DENSE[0], _codec_within(budget_bits - small_bits, large) if large else _DENSE[0])
+
+
+def expected_bytes(codec: DeepReduce, numel: int) -> float:
+    """Return about how many bytes a float32 tensor takes in a message; `ConfigError` where that depends on the values.
+
+    >>> round(expected_bytes(parse("topr:0.01/rice/qsgd"), 1_000_000)), round(expected_bytes(parse("none/all/lloyd:2"), 1_000_000))
+    (18934, 250021)
+    """
+    return _bits(codec, numel) / 8
+
+
+def steps_within(bytes_per_step: float, policy: Policy | ByStep, tensors: Mapping[str, Array]) -> int:
+    """Return after how many steps one message of these tensors takes no more bytes per step than this.
+
+    >>> import numpy as np
+    >>> from deepreduce.step.policy import policy_of
+    >>> steps_within(10_000, policy_of("none/all/lloyd:2", 1024), {"w": np.zeros(500_000, np.float32)})
+    13
+    """
+    if not 0 < bytes_per_step < inf:
+        raise ConfigError(f"bytes per step are a number above 0, got {shown(bytes_per_step)}")
+    last = policy_at(policy, _LAST)
+    codecs = {name: last.codec_for(name, source_of(tensor)) for name, tensor in tensors.items()}
+    return ceil(sum(expected_bytes(codec, prod(tensors[name].shape)) for name, codec in codecs.items()) / bytes_per_step)
+
+
+def _codec_within(budget_bits: float, sizes: list[int]) -> DeepReduce:
+    for dense in _DENSE:
+        if sum(_bits(dense, size) for size in sizes) <= 1.01 * budget_bits:
+            return dense
+    value = QSGD(next(bits for most, bits in _VALUE_BITS if budget_bits / sum(sizes) <= most))
+    low, high = 1e-9, 1.0
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        fits = sum(_bits(DeepReduce(TopR(middle), Rice(), value), size) for size in sizes) <= budget_bits
+        low, high = (middle, high) if fits else (low, middle)
+    return DeepReduce(TopR(float(f"{low:.3g}")), Rice(), value)
+
+
+def _bits(codec: DeepReduce, numel: int) -> float:
+    if not numel:
+        return _HEAD_BITS
+    sparsifier, index = codec.sparsifier, codec.index
+    if isinstance(sparsifier, Keep) and isinstance(index, All):
+        return _HEAD_BITS + _value_bits(codec, numel)
+    if isinstance(sparsifier, ChunkTopR):
+        nnz = min(numel, ceil(numel / sparsifier.chunk) * sparsifier.count)
+    elif isinstance(sparsifier, TopR | RandomR):
+        nnz = count_of(sparsifier.amount, numel)
+    else:
+        raise ConfigError(f"how many bytes {codec} takes depends on the values: use topr, randomr, chunktopr, or none with the index all")
+    return _HEAD_BITS + (0.0 if isinstance(index, Seeded) else _position_bits(numel, nnz)) + _value_bits(codec, nnz)
+
+
+def _position_bits(numel: int, nnz: int) -> float:
+    """The entropy of so many positions, or one bit for each element: about log2 of how many ways there are to select them."""
+    density = nnz / numel
+    if density >= 0.5:
+        return numel
+    return -numel * (density * log2(density) + (1 - density) * log2(1 - density))
+
+
+def _value_bits(codec: DeepReduce, nnz: int) -> float:
+    value = codec.value
+    if isinstance(value, QSGD):
+        return nnz * value.bits + 32 * ceil(nnz / value.group)
+    if isinstance(value, Lloyd):
+        return min(nnz * value.bits + 32 * value.levels, 32 * nnz)
+    if isinstance(value, RawValue | FP16 | BF16):
+        return nnz * (32 if isinstance(value, RawValue) else 16)
+    raise ConfigError(f"how many bytes {codec} takes depends on the values: use qsgd, lloyd, fp16, bf16 or raw")
