@@ -75,7 +75,7 @@ class Source(ABC):
 
 
 _NOTHING = np.empty(0)
-_BITS = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
+_BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
 
 
 class DenseSource(Source):
