@@ -20,8 +20,12 @@ def batch(rank, step, rows=16, dtype=torch.float32):
 
 
 def train(rank, model, steps, lr=0.1, start=0):
-    """Train and give the loss of every step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    """Train by SGD and return the loss of every step."""
+    return train_with(rank, model, torch.optim.SGD(model.parameters(), lr=lr), steps, start)
+
+
+def train_with(rank, model, optimizer, steps, start=0):
+    """Train by an optimizer and return the loss of every step."""
     losses = []
     for step in range(start, start + steps):
         inputs, targets = batch(rank, step)

@@ -17,6 +17,7 @@ from deepreduce.torch import LocalSteps, ResidualMemory, Schedule
 
 from .ranks import run_ranks, watch_ranks
 from .tasks import batch, flat, network
+from .tasks import train_with as train
 
 SPARSE, LOW_BITS = "topr:0.05/rice/qsgd", "none/all/lloyd:2"
 NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.6, nesterov=True)
@@ -24,18 +25,6 @@ NESTEROV = partial(torch.optim.SGD, lr=0.7, momentum=0.6, nesterov=True)
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=3e-3)
-
-
-def train(rank, model, optimizer, steps, start=0):
-    losses = []
-    for step in range(start, start + steps):
-        inputs, targets = batch(rank, step)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def same_on_all(results):

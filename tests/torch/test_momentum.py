@@ -8,20 +8,9 @@ from deepreduce.torch import DeepReduceState, ResidualMemory, Schedule, deepredu
 
 from .ranks import run_ranks
 from .tasks import batch, flat, network
+from .tasks import train_with as train
 
 RATE, MOMENTUM = 0.05, 0.9
-
-
-def train(rank, model, optimizer, steps):
-    losses = []
-    for step in range(steps):
-        inputs, targets = batch(rank, step)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
 
 
 def hooked(state):

@@ -17,7 +17,7 @@ def allreduce_(
 ) -> None:
     """Replace gradients, dense or sparse COO, by their mean over all ranks; returns when it is done. One call is one step.
 
-    Error feedback belongs to the place in the list, or to `names` if given. A step of several calls has `last=False` in all of them but
+    Error feedback belongs to the index in the list, or to `names` if given. A step of several calls has `last=False` in all of them but
     the last, or in all, and `state.end_step()` after them.
 
     >>> gradient = torch.tensor([3.0, -1.0, 2.0])
@@ -36,7 +36,7 @@ def allreduce_(
     if way == "compressed":
         state.reduce_now(labels, listed, last)
     else:
-        ends = [last and place == len(listed) - 1 for place in range(len(listed))]
+        ends = [last and index == len(listed) - 1 for index in range(len(listed))]
         started = [dense.all_reduce(state, *given, way) for given in zip(listed, zip(labels), zip(listed), ends, strict=True)]
         for reduced in started:
             reduced.wait()
@@ -44,4 +44,4 @@ def allreduce_(
 
 @lru_cache(maxsize=64)
 def _labels(count: int) -> Sequence[str]:
-    return [f"tensor {place}" for place in range(count)]
+    return [f"tensor {index}" for index in range(count)]

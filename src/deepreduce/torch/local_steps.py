@@ -160,7 +160,7 @@ class LocalSteps:
 
     @property
     def syncs(self) -> int:
-        """How often the ranks have met."""
+        """How many syncs there were."""
         return self._training.syncs
 
     @property
