@@ -29,7 +29,8 @@ def test_messages_of_recorded_gradients_take_what_was_asked_for(name, part):
 
 
 @pytest.mark.parametrize("spec", ["none/all/raw", "none/all/bf16", "none/all/lloyd:2", "topr:0.01/rice/qsgd", "topr:500/rice/fp16",
-                                  "randomr:0.02/seeded/qsgd:4", "chunktopr:41,chunk=4096/rice/raw"])  # fmt: skip
+                                  "randomr:0.02/seeded/qsgd:4", "chunktopr:41,chunk=4096/rice/raw",
+                                  "topr:0.01/raw/raw", "topr:0.1/bitmap/fp16"])  # fmt: skip
 def test_the_size_of_a_message_is_foretold(spec):
     codec, gradients = dr.parse(spec), data.load("gpt")
     expected = sum(expected_bytes(codec, gradient.size) for gradient in gradients.values())
@@ -59,7 +60,18 @@ def test_a_model_of_small_tensors_has_a_policy():
     assert dr.decode_many(blob)["w"].tolist() == [1] * 500
 
 
-@pytest.mark.parametrize(("budget", "sizes"), [(0, [10]), (-1, [10]), (float("nan"), [10]), (100, []), (100, [0]), (100, [-5])])
+@pytest.mark.parametrize(("budget", "sizes"), [(0, [10]), (-1, [10]), (float("nan"), [10]), (None, [10]), ("1k", [10]),
+                                               (100, []), (100, [0]), (100, [-5])])  # fmt: skip
 def test_a_budget_is_above_zero(budget, sizes):
     with pytest.raises(dr.ConfigError):
         dr.budgeted(budget, sizes)
+
+
+def test_too_few_bytes_are_refused():
+    with pytest.raises(dr.ConfigError, match=r"100 bytes are too few: one element of each of 100 tensors takes [\d,]+"):
+        dr.budgeted(100, [5000] * 100)
+
+
+def test_an_index_codec_of_unknown_size_is_refused():
+    with pytest.raises(dr.ConfigError, match="not known beforehand"):
+        expected_bytes(dr.parse("topr:0.01/bloom:p2,fpr=0.01/raw"), 10_000)

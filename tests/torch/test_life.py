@@ -95,10 +95,10 @@ def test_a_bad_input_spoils_nothing():
 
 
 class NeedsLuck:
-    """A policy that fails once, on rank 1."""
+    """A policy that fails once, on one rank."""
 
-    def __init__(self, rank):
-        self.fails = rank == 1
+    def __init__(self, fails):
+        self.fails = fails
 
     def codec_for(self, name, source):
         if self.fails:
@@ -107,8 +107,8 @@ class NeedsLuck:
         return dr.parse("topr:1/raw/raw")
 
 
-def unlucky(rank, topology):
-    state = DeepReduceState(NeedsLuck(rank), topology=topology, small_tensor_numel=0)
+def unlucky(rank, topology, failing):
+    state = DeepReduceState(NeedsLuck(rank == failing), topology=topology, small_tensor_numel=0)
     with pytest.raises((LookupError, dr.PeerError)) as failure:
         allreduce_(torch.tensor([3.0, 2.0]), state)
     gradient = torch.tensor([5.0, 1.0])
@@ -116,12 +116,14 @@ def unlucky(rank, topology):
     return type(failure.value).__name__, str(failure.value), gradient.tolist()
 
 
+@pytest.mark.parametrize("failing", [0, 1])
 @pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
-def test_a_failure_that_all_ranks_were_told_of_is_over_with_its_step(topology):
-    (peer, told, mean), (own, said, same) = run_ranks(unlucky, 2, topology)
+def test_a_failure_that_all_ranks_were_told_of_is_over_with_its_step(topology, failing):
+    results = run_ranks(unlucky, 2, topology, failing)
+    (own, said, same), (peer, told, mean) = results[failing], results[1 - failing]
     assert (own, peer) == ("LookupError", "PeerFailure")
     assert said == "not today"
-    assert "rank 1 failed: LookupError: not today" in told
+    assert f"rank {failing} failed: LookupError: not today" in told
     assert mean == same == [5, 0]
 
 

@@ -31,6 +31,17 @@ def same_on_all(results):
     return all(torch.equal(result, results[0]) for result in results)
 
 
+def test_a_schedule_goes_on_from_sync_to_sync():
+    model = network()
+    optimizer = adamw(model)
+    sizes = []
+    with LocalSteps(model, optimizer, Schedule("topr:0.01/raw/raw", 2, start=0.5), small_tensor_numel=0) as local:
+        for step in range(3):
+            train(0, model, optimizer, 1, start=step)
+            sizes.append(local.stats().last.message_bytes)
+    assert sizes[0] > 2 * sizes[1] > 4 * sizes[2]
+
+
 # Agreement
 
 

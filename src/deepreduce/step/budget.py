@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import ceil, inf, log2, prod
 
+from ..codec import IndexCodec
 from ..errors import ConfigError
 from ..indices.all import All
+from ..indices.auto import Auto
+from ..indices.bitmap import Bitmap
+from ..indices.delta import Delta
+from ..indices.deltahuffman import DeltaHuffman
+from ..indices.keys import key_bytes
+from ..indices.pco import PcoIndex
+from ..indices.raw import RawIndex
 from ..indices.rice import Rice
 from ..indices.seeded import Seeded
+from ..indices.shaped import Shaped
 from ..parameters import natural, shown
 from ..pipeline import DeepReduce, parse
 from ..sparsify.amount import count_of
@@ -27,6 +36,8 @@ from .policy import BySize, ByStep, Policy, policy_at
 _HEAD_BITS = 40
 """The header of a tensor in a message."""
 _SMALL_NUMEL = 1024
+_NEAR_ENTROPY = (Rice, Delta, DeltaHuffman, PcoIndex, Shaped, Auto)
+"""Index codecs that take about as many bits as random positions must, or fewer."""
 _LAST = 2**62
 """A step after the end of every schedule."""
 _DENSE = tuple(map(parse, ("dense", "none/all/fp16", "none/all/qsgd:8")))
@@ -50,9 +61,9 @@ def budgeted(bytes_per_step: float, sizes: Iterable[int]) -> BySize:
     'topr:0.371/rice/qsgd:6'
     """
     numels = [natural(size, "the size of a tensor") for size in sizes]
-    budget_bits, numel = 8 * float(bytes_per_step), sum(numels)
-    if not 0 < budget_bits < inf or not numel:
-        raise ConfigError(f"need a number of bytes above 0 and the sizes of tensors with elements, got {shown(bytes_per_step)} and {numel}")
+    budget_bits = 8 * _number(bytes_per_step)
+    if not sum(numels):
+        raise ConfigError("a budget needs the sizes of tensors, at least one of them with elements")
     small_bits = sum(_bits(_DENSE[0], size) for size in numels if size < _SMALL_NUMEL)
     if small_bits > budget_bits / 4:
         return BySize(0, _DENSE[0], _codec_within(budget_bits, numels))
@@ -77,11 +88,15 @@ def steps_within(bytes_per_step: float, policy: Policy | ByStep, tensors: Mappin
     >>> steps_within(10_000, policy_of("none/all/lloyd:2", 1024), {"w": np.zeros(500_000, np.float32)})
     13
     """
-    if not 0 < bytes_per_step < inf:
-        raise ConfigError(f"bytes per step are a number above 0, got {shown(bytes_per_step)}")
-    last = policy_at(policy, _LAST)
+    bytes_per_step, last = _number(bytes_per_step), policy_at(policy, _LAST)
     codecs = {name: last.codec_for(name, source_of(tensor)) for name, tensor in tensors.items()}
     return ceil(sum(expected_bytes(codec, prod(tensors[name].shape)) for name, codec in codecs.items()) / bytes_per_step)
+
+
+def _number(bytes_per_step: object) -> float:
+    if not isinstance(bytes_per_step, int | float) or not 0 < bytes_per_step < inf:
+        raise ConfigError(f"bytes per step are a number above 0, got {shown(bytes_per_step)}")
+    return float(bytes_per_step)
 
 
 def _codec_within(budget_bits: float, sizes: list[int]) -> DeepReduce:
@@ -89,6 +104,11 @@ def _codec_within(budget_bits: float, sizes: list[int]) -> DeepReduce:
         if sum(_bits(dense, size) for size in sizes) <= 1.01 * budget_bits:
             return dense
     value = QSGD(next(bits for most, bits in _VALUE_BITS if budget_bits / sum(sizes) <= most))
+    least_bits = sum(_bits(DeepReduce(TopR(1), Rice(), value), size) for size in sizes)
+    if least_bits > 1.01 * budget_bits:
+        raise ConfigError(
+            f"{budget_bits / 8:,.0f} bytes are too few: one element of each of {len(sizes)} tensors takes {least_bits / 8:,.0f}"
+        )
     low, high = 1e-9, 1.0
     while high / low > 1.001:
         middle = (low * high) ** 0.5
@@ -109,7 +129,20 @@ def _bits(codec: DeepReduce, numel: int) -> float:
         nnz = count_of(sparsifier.amount, numel)
     else:
         raise ConfigError(f"how many bytes {codec} takes depends on the values: use topr, randomr, chunktopr, or none with the index all")
-    return _HEAD_BITS + (0.0 if isinstance(index, Seeded) else _position_bits(numel, nnz)) + _value_bits(codec, nnz)
+    return _HEAD_BITS + _index_bits(index, numel, nnz) + _value_bits(codec, nnz)
+
+
+def _index_bits(index: IndexCodec, numel: int, nnz: int) -> float:
+    """Return about how many bits `nnz` of `numel` positions take by an index codec."""
+    if isinstance(index, Seeded):
+        return 0.0
+    if isinstance(index, RawIndex):
+        return 8 * key_bytes(numel) * nnz
+    if isinstance(index, Bitmap):
+        return numel
+    if isinstance(index, _NEAR_ENTROPY):
+        return _position_bits(numel, nnz)
+    raise ConfigError(f"how many bytes the index codec {index} takes is not known beforehand: use rice, auto, delta, raw, bitmap or seeded")
 
 
 def _position_bits(numel: int, nnz: int) -> float:

@@ -19,14 +19,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import InputError, PeerError
+from ..errors import ConfigError, InputError, PeerError
 from ..parameters import natural, shown
-from ..pipeline import DeepReduce, parse
-from ..source import Source
 from .arrays import Array, arrays_of
 from .checkpoint import Checkpoint
 from .frame import Exchange, PeerFailure, open_frames, seal
-from .policy import ByStep, Policy, policy_at, title
 from .reducer import Bucket, Memory, Reducer
 from .residual import Gradient
 from .stats import StepStats
@@ -34,33 +31,6 @@ from .stopwatch import Stopwatch
 from .transport import Transport
 
 DIGEST_BYTES = 8
-_DENSE = parse("dense")
-
-
-@dataclass(frozen=True)
-class ExceptDense:
-    """Another policy for all tensors but those named, which travel as they are.
-
-    >>> from deepreduce.step.policy import policy_of
-    >>> from deepreduce.source import as_source
-    >>> policy = ExceptDense(policy_of("topr:0.01/raw/raw", 0), frozenset({"norm.running_mean"}))
-    >>> [str(policy.codec_for(name, as_source(np.ones(9)))) for name in ("weight", "norm.running_mean")]
-    ['topr:0.01/raw/raw', 'none/all/raw']
-    """
-
-    policy: Policy | ByStep
-    names: frozenset[str]
-
-    def __str__(self) -> str:
-        return f"{title(self.policy)} except {len(self.names)} dense"
-
-    def at(self, step: int) -> ExceptDense:
-        """Return the policy of this step."""
-        return ExceptDense(policy_at(self.policy, step), self.names)
-
-    def codec_for(self, name: str, source: Source) -> DeepReduce:
-        """Return the codec for this tensor."""
-        return _DENSE if name in self.names else policy_at(self.policy, 0).codec_for(name, source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +79,7 @@ class LocalTraining:
     def __post_init__(self) -> None:
         self.every = natural(self.every, "every")
         if self.every < 1:
-            raise InputError(f"every is a number of steps, at least 1; got {shown(self.every)}")
+            raise ConfigError(f"every is a number of steps, at least 1; got {shown(self.every)}")
 
     def watch(self, tensors: Mapping[str, Array]) -> list[str]:
         """Take the present values of tensors that are new as their anchors; return the names of these."""

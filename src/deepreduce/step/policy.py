@@ -29,6 +29,8 @@ class CodecByStep(Protocol):
         ...
 
 
+_DENSE = parse("dense")
+
 Spec = str | DeepReduce | Policy | CodecByStep
 """What a user may give as a spec."""
 
@@ -43,15 +45,15 @@ def policy_of(spec: Spec, small_numel: int) -> Policy | ByStep:
     if isinstance(spec, CodecByStep) and not isinstance(spec, type):
         return ByStep(small_numel, spec)
     if isinstance(spec, str | DeepReduce):
-        return BySize(small_numel, small=parse("dense"), large=_parsed(spec))
+        return BySize(small_numel, small=_DENSE, large=_parsed(spec))
     if isinstance(spec, type) or not callable(getattr(spec, "codec_for", None)):
         raise ConfigError(f"a spec is a string, a DeepReduce, a Schedule or an object with codec_for(name, source), got {shown(spec)}")
     return spec
 
 
-def policy_at(policy: Policy | ByStep, step: int) -> Policy:
+def policy_at(policy: Policy | ByStep | ExceptDense, step: int) -> Policy:
     """Return the policy of a step."""
-    return policy.at(step) if isinstance(policy, ByStep) else policy
+    return policy.at(step) if isinstance(policy, ByStep | ExceptDense) else policy
 
 
 def title(policy: Spec | ByStep) -> str:
@@ -104,4 +106,31 @@ class ByStep:
 
     def at(self, step: int) -> BySize:
         """Return the policy of this step."""
-        return BySize(self.numel, small=parse("dense"), large=self.schedule.codec_at(step))
+        return BySize(self.numel, small=_DENSE, large=self.schedule.codec_at(step))
+
+
+@dataclass(frozen=True)
+class ExceptDense:
+    """Another policy for all tensors but those named, which travel as they are.
+
+    >>> import numpy as np
+    >>> from deepreduce.source import as_source
+    >>> policy = ExceptDense(policy_of("topr:0.01/raw/raw", 0), frozenset({"norm.running_mean"})).at(step=0)
+    >>> [str(policy.codec_for(name, as_source(np.ones(9)))) for name in ("weight", "norm.running_mean")]
+    ['topr:0.01/raw/raw', 'none/all/raw']
+    """
+
+    policy: Policy | ByStep
+    names: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{title(self.policy)} except {len(self.names)} dense"
+
+    def at(self, step: int) -> ExceptDense:
+        """Return the policy of this step."""
+        return ExceptDense(policy_at(self.policy, step), self.names)
+
+    def codec_for(self, name: str, source: Source) -> DeepReduce:
+        """Return the codec for this tensor; one that changes from step to step is asked by `at` before."""
+        assert not isinstance(self.policy, ByStep)
+        return _DENSE if name in self.names else self.policy.codec_for(name, source)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from math import ceil
@@ -95,7 +96,8 @@ class Server(Topology):
         return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), settle)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
-        trip.gather(failure)
+        with suppress(FormatError, PeerFailure):  # the root reads its own failure too, and the others still wait for the broadcast
+            trip.gather(failure)
         trip.broadcast(failure if trip.transport.rank == ROOT else None)
 
     def _refuse(self, failure: Failure, trip: Trip) -> NoReturn:

@@ -23,8 +23,8 @@ from ..parameters import natural, shown
 from ..step.arrays import arrays_of
 from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint, memory_of
-from ..step.local import DIGEST_BYTES, Capture, ExceptDense, LocalTraining, check_equal
-from ..step.policy import BySize, Spec, policy_at, policy_of, title
+from ..step.local import DIGEST_BYTES, Capture, LocalTraining, check_equal
+from ..step.policy import BySize, ExceptDense, Spec, policy_at, policy_of, title
 from ..step.recipes import LOCAL_RECIPES, local_recipe
 from ..step.reducer import Reducer
 from ..step.residual import Gradient, ResidualMemory
@@ -333,10 +333,14 @@ class LocalSteps:
         if checkpoint.seed != training.reducer.seed:
             raise InputError(f"the state was made with seed {checkpoint.seed}, this one has seed {training.reducer.seed}")
         anchors, pending = _loaded(state["anchors"], tensors), _loaded_pending(state["pending"], tensors)
+        steps = natural(state["steps"], "the steps of a state")
+        without = sorted(set(pending.values) - set(anchors)) if pending is not None else []
+        if without:
+            raise InputError(f"the state has a pending change of {without[0]}, but no anchor for it")
         self._wait()
         if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
-        training.load(checkpoint, anchors, natural(state["steps"], "the steps of a state"))
+        training.load(checkpoint, anchors, steps)
         self._unchecked, self._pending = list(anchors), pending
 
     # Life

@@ -51,14 +51,16 @@ class Outer:
         assert self.optimizer is not None
         everything = self._all()
         kept = [parameter.grad for parameter in everything]
-        for parameter in everything:
-            parameter.grad = None
-        for name, mean in means.items():
-            parameter = self._parameters[name]
-            parameter.grad = (mean if isinstance(mean, torch.Tensor) else to_torch(mean)).to(parameter.dtype)
-        self.optimizer.step()
-        for parameter, gradient in zip(everything, kept, strict=True):
-            parameter.grad = gradient
+        try:
+            for parameter in everything:
+                parameter.grad = None
+            for name, mean in means.items():
+                parameter = self._parameters[name]
+                parameter.grad = (mean if isinstance(mean, torch.Tensor) else to_torch(mean)).to(parameter.dtype)
+            self.optimizer.step()
+        finally:
+            for parameter, gradient in zip(everything, kept, strict=True):
+                parameter.grad = gradient
 
     def _all(self) -> Sequence[torch.nn.Parameter]:
         assert self.optimizer is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,13 +50,11 @@ def write_gradient(gradient: torch.Tensor, total: Any) -> None:
 
 
 def wait_for(gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
-    """Return what to wait for, so that gradients are not read while a device is still computing them."""
-    if not gradients or not gradients[0].is_cuda:
-        return _ready
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record()
-    return event.synchronize
+    """Return a function that waits until the devices have computed these gradients."""
+    devices = {gradient.device for gradient in gradients if gradient.is_cuda}
+    return partial(_wait, [torch.cuda.current_stream(device).record_event() for device in devices])
 
 
-def _ready() -> None:
-    """Host memory is ready when it is given."""
+def _wait(events: Sequence[torch.cuda.Event]) -> None:
+    for event in events:
+        event.synchronize()
