@@ -136,8 +136,8 @@ def test_fits_the_screen(report, width, tmp_path):
           const inner = event.target.contentDocument;
           const sizes = [...inner.querySelectorAll("svg, td, h2")].map((each) => each.getBoundingClientRect());
           const cut = [...inner.querySelectorAll("svg text")].filter((text) => {
-            const box = text.getBBox(), frame = text.ownerSVGElement.viewBox.baseVal;
-            return box.x < -1 || box.x + box.width > frame.width + 1 || box.y < -1 || box.y + box.height > frame.height + 1;
+            const box = text.getBoundingClientRect(), frame = text.ownerSVGElement.getBoundingClientRect();
+            return box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1 || box.bottom > frame.bottom + 1;
           });
           document.title = "measured";
           document.body.dataset.wide = inner.documentElement.scrollWidth;
