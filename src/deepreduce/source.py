@@ -178,6 +178,8 @@ def as_source(gradient: object) -> Source:
 
 def top_batch(sources: Sequence[Source], counts: Sequence[int]) -> list[Support]:
     """`top` of many gradients, with a count for each."""
+    if len(sources) == 1:
+        return [sources[0].top(counts[0])]
     wanted = np.array(counts)
     return _select_batch(
         sources,

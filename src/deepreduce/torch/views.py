@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -51,10 +52,20 @@ def write_gradient(gradient: torch.Tensor, total: Any) -> None:
 
 def wait_for(gradients: Sequence[torch.Tensor]) -> Callable[[], None]:
     """Return a function that waits until the devices have computed these gradients."""
-    devices = {gradient.device for gradient in gradients if gradient.is_cuda}
-    return partial(_wait, [torch.cuda.current_stream(device).record_event() for device in devices])
+    devices = set(map(_DEVICE, gradients))
+    if devices <= _HOST:
+        return _ready
+    return partial(_wait, [torch.cuda.current_stream(device).record_event() for device in devices if device.type == "cuda"])
 
 
 def _wait(events: Sequence[torch.cuda.Event]) -> None:
     for event in events:
         event.synchronize()
+
+
+def _ready() -> None:
+    """Host memory is ready when it is given."""
+
+
+_DEVICE = attrgetter("device")
+_HOST = frozenset([torch.device("cpu")])
