@@ -1,7 +1,8 @@
 """How the messages of all ranks become one mean, which all ranks decode from the same bytes in the same order.
 
 `AllGather` sends every message to every rank. `Server` and `Sharded` have owners that add up what they are sent and encode the sum again,
-with error feedback of their own: one root for everything, or every rank for a range of every tensor.
+with error feedback of their own: one root for everything, or every rank for a range of each large tensor and for
+some of the small ones.
 """
 
 from __future__ import annotations
@@ -109,9 +110,10 @@ class Server(Topology):
 
 @dataclass(frozen=True)
 class Sharded(Topology):
-    """`sharded`: every rank owns a range of every tensor, adds up what the others send for it, and sends the strongest of the sum to all.
+    """`sharded`: a sparse allreduce. Every rank owns a range of each tensor, adds up what the others send for it, and sends the largest
+    elements of the sum to all.
 
-    A tensor of at most 2,048 elements is not worth cutting: one rank owns it whole, drawn by its name.
+    A tensor of at most 2,048 elements is not split: a hash of its name says which rank owns it.
 
     `budget` is what a rank sends, in multiples of its own message, however many ranks there are: owners keep what is beyond it for the next
     step. Where the sparsifier keeps everything (`none`, `nonzero`), owners send the whole sum.

@@ -68,8 +68,8 @@ class LocalSteps:
       taken after `every` steps, and its mean is applied `delay` steps later: the parameters become the new anchor plus what this rank did
       meanwhile, which is part of the next change. All ranks then have the same anchor bit for bit, and the same parameters after `sync()`.
       An error of the exchange is raised in the step that would apply the mean.
-    - `bytes_per_step`: sets `every`, so that this rank's messages take so many bytes per step on average, or less: with all values at few
-      bits, that is what few bytes are best spent on. For specs whose size does not depend on the values.
+    - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
+      specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; each may still be given.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, ``"keep"`` leaves each rank its own.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
