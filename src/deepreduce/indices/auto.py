@@ -76,7 +76,7 @@ class Auto(IndexCodec):
         sizes[_RICE] = _RICE.size_bytes(sample, space, growth)
         if selected.nnz <= _DELTA_AT_MOST:
             sizes[_DELTA] = _DELTA.size_bytes(selected, space)
-        if kernels.gaps.zeros(sample.positions) >= _RLE_RUNS * sample.nnz:  # a sample does not see the few gaps of whole rows
+        if kernels.gaps.count_adjacent(sample.positions) >= _RLE_RUNS * sample.nnz:  # a sample does not see the few gaps of whole rows
             sizes[_RLE] = _RLE.size_bytes(selected, space)
         coded_bytes, table_bytes = _entropy_bytes(sample, growth)
         if _GAINS[_HUFFMAN] * coded_bytes < min(sizes.values()):

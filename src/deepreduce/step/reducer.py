@@ -209,8 +209,8 @@ class Reducer:
         delivery = self.topology.exchange(prepared.tensors, prepared.messages, trip)
         start = perf_counter()
         if delivery.is_finite:
-            if delivery.settle is not None:
-                delivery.settle()
+            if delivery.update_owned is not None:
+                delivery.update_owned()
             if self.topology.has_owners:
                 memory.numels.update((tensor.name, tensor.numel) for tensor in prepared.tensors)
             self._remember(bucket, prepared, delivery, memory)

@@ -142,7 +142,10 @@ class LocalSteps:
         self._transport: Transport | None = None
         self._steps_seen = 0
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
-            warn(f"outer momentum with the sparse spec {title(spec)} overshoots: use none, or a spec that keeps all values", stacklevel=2)
+            warn(
+                f"outer momentum overshoots with the sparse spec {title(spec)}: use outer=None, or a spec that sends all values",
+                stacklevel=2,
+            )
         apart = torch.compiler.disable  # the hooks are no part of a compiled step
         before, after = apart(self._before_step), apart(self._after_step)  # type: ignore[no-untyped-call]
         hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
@@ -186,7 +189,7 @@ class LocalSteps:
     def _before_step(self, *_: Any) -> None:
         self._adopt()
         if len(self._training.anchors) < len(self._parameters):
-            self._unchecked += self._training.watch({name: view(name, parameter) for name, parameter in self._parameters.items()})
+            self._unchecked += self._training.add_anchors({name: view(name, parameter) for name, parameter in self._parameters.items()})
 
     def _after_step(self, *_: Any) -> None:
         self._steps_seen += 1
@@ -239,17 +242,17 @@ class LocalSteps:
     def _apply(self, means: Mapping[str, Gradient], cost: StepStats | None, values: Mapping[str, Any]) -> None:
         """Move the anchors by the means, and the parameters with them; what was added to parameters since they had `values` stays."""
         training, tensors = self._training, self._tensors()
-        moves = training.moved_since(values, tensors)
+        moves = training.local_change(values, tensors)
         if self._outer is None:
             training.apply(tensors, means)
         else:
             names = [name for name in means if name in self._parameters]
             training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._parameters})
             for name in names:
-                training.rewind_(name, tensors[name])
+                training.reset_to_anchor_(name, tensors[name])
             self._outer.step({name: means[name] for name in names})
-            training.follow({name: tensors[name] for name in names})
-        training.add_(tensors, moves)
+            training.set_anchors({name: tensors[name] for name in names})
+        training.set_anchor_plus_(tensors, moves)
         if cost is not None:
             self._stats.add(cost)
 
@@ -342,7 +345,7 @@ class LocalSteps:
     # Life
 
     def close(self) -> None:
-        """Leave the optimizer alone, wait for the exchange that is under way, and hang up; the parameters stay as they are.
+        """Remove the hooks from the optimizer, wait for a running exchange, and close the connections; the parameters stay as they are.
 
         With `delay`, call `sync()` before, so that ranks end with the same parameters.
         """
