@@ -1,8 +1,8 @@
 """Seconds a step of a GPT under FSDP2 on two nodes of two processes, over a real 100 Mbit/s link between the nodes.
 
 A node is a network namespace on a shaped link (`deepreduce.lab.train.links`); its two processes reach each other without crossing it.
-Native HSDP, a 2-D mesh, is compared with `compress_fsdp`, and with no exchange between nodes at all: how fast a step would be on an endless
-network. Needs Linux and iproute2.
+Native HSDP, a 2-D mesh, is compared with `compress_fsdp`, and with no exchange between nodes at all: how fast a step would be on an
+infinitely fast network. Needs Linux and iproute2.
 
     python benchmarks/hsdp_link.py
     python benchmarks/hsdp_link.py --width 768 --layers 12 --rate 1gbit

@@ -191,7 +191,7 @@ def test_slices_of_positions_keep_their_gaps():
         joined = gaps.joined_slices(kept, np.array(starts), 20)
         assert np.diff(joined, prepend=-1).tolist() == [gap for start in starts for gap in between[start : start + 20]]
     assert gaps.sum_widths(kept) == sum(int(gap - 1).bit_length() + 1 for gap in between)
-    assert gaps.zeros(kept) == np.count_nonzero(between[1:] == 1)
+    assert gaps.count_adjacent(kept) == np.count_nonzero(between[1:] == 1)
 
 
 def drawn(numel, count, seed):

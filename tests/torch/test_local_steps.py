@@ -187,7 +187,7 @@ def test_the_outer_optimizer_steps_with_the_mean_change():
 
 def test_a_sparse_spec_with_outer_momentum_is_warned_of():
     model = network()
-    with pytest.warns(UserWarning, match="outer momentum with the sparse spec topr"):
+    with pytest.warns(UserWarning, match="outer momentum overshoots with the sparse spec topr"):
         LocalSteps(model, adamw(model), SPARSE, every=30, outer=NESTEROV)
     LocalSteps(model, adamw(model), LOW_BITS, every=30, outer=NESTEROV)
     LocalSteps(model, adamw(model), SPARSE, every=30, outer=partial(torch.optim.SGD, lr=0.7))

@@ -13,7 +13,7 @@ from ..source import Space
 from ..tensor import Positions, Support
 from .bitmap import Bitmap
 from .delta import Delta
-from .deltahuffman import DeltaHuffman
+from .deltahuffman import FINEST, DeltaHuffman
 from .gapcodec import GapCodec
 from .keys import key_bytes
 from .pco import PcoIndex
@@ -29,7 +29,6 @@ _LEAST_SLICES = 8
 _ONE_SLICE_OF = 32
 _DELTA_AT_MOST = 256  # with more positions, the code that `deltahuffman` sends is always worth its bytes
 _RLE_RUNS = 0.2  # of the positions directly follow another one: with fewer, runs are no shorter than gaps
-_FINEST = 4
 _PCO_TABLE_BYTES = 30
 _PCO_BIN_BYTES = 1 / 3
 _SHAPED_LEAST_BYTES = 5
@@ -76,14 +75,14 @@ class Auto(IndexCodec):
         sizes[_RICE] = _RICE.size_bytes(sample, space, growth)
         if selected.nnz <= _DELTA_AT_MOST:
             sizes[_DELTA] = _DELTA.size_bytes(selected, space)
-        if kernels.gaps.zeros(sample.positions) >= _RLE_RUNS * sample.nnz:  # a sample does not see the few gaps of whole rows
+        if kernels.gaps.count_adjacent(sample.positions) >= _RLE_RUNS * sample.nnz:  # a sample does not see the few gaps of whole rows
             sizes[_RLE] = _RLE.size_bytes(selected, space)
         coded_bytes, table_bytes = _entropy_bytes(sample, growth)
         if _GAINS[_HUFFMAN] * coded_bytes < min(sizes.values()):
             sizes[_HUFFMAN] = _HUFFMAN.size_bytes(sample, space, growth)
         if _GAINS[_PCO] * (coded_bytes + table_bytes) < min(sizes.values()):
             sizes[_PCO] = len(_PCO.encode(selected, space, 0)[0])
-            sizes[_HUFFMAN] = _HUFFMAN.size_bytes(selected, space)
+            sizes[_HUFFMAN] = _HUFFMAN.size_bytes(selected, space)  # exact too, as pco's size now is
         smallest = min(sizes.values())
         if smallest > _SHAPED_LEAST_BYTES and not _is_random(selected, space, smallest / growth):
             sizes[_SHAPED] = _shaped_bytes(selected, space, smallest)
@@ -126,8 +125,8 @@ def _sample(selected: Support) -> tuple[Support, float]:
 
 
 def _entropy_bytes(sample: Support, growth: float) -> tuple[float, float]:
-    """About what gaps take that are coded at their entropy, as `pco` comes near to; and at least, mostly, what its table of bins takes."""
-    size_bits, used = kernels.prefixes.entropy_bits(sample.positions, _FINEST)
+    """Return about the bytes of all gaps at their entropy, which `pco` comes near, and of the table that `pco` adds."""
+    size_bits, used = kernels.prefixes.entropy_bits(sample.positions, FINEST)
     unseen_bits = 0.72 * used  # the entropy of a sample is lower than that of what it is drawn from (Miller and Madow)
     return growth * (size_bits + unseen_bits) / 8, _PCO_TABLE_BYTES + _PCO_BIN_BYTES * used
 

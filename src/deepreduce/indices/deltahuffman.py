@@ -9,7 +9,8 @@ from ..reader import Reader, expect_decoded
 from ..tensor import Positions
 from .gapcodec import GapCodec
 
-_FINEST = 4
+FINEST = 4
+"""The most bits after the highest one that a prefix has."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class DeltaHuffman(GapCodec):
     """
 
     def _write(self, positions: Positions, numel: int) -> bytes:
-        finer, lengths, size_bits, _ = kernels.prefixes.plan(positions, _FINEST)
+        finer, lengths, size_bits, _ = kernels.prefixes.plan(positions, FINEST)
         return bytes((finer,)) + write_lengths(lengths) + kernels.prefixes.encode(positions, lengths, finer, size_bits)
 
     def _read(self, part: Reader, nnz: int, numel: int) -> Positions:
         finer = part.byte()
-        if finer > _FINEST:
-            raise CorruptError(f"prefixes with {finer} bits after the highest, at most {_FINEST} are allowed")
+        if finer > FINEST:
+            raise CorruptError(f"prefixes with {finer} bits after the highest, at most {FINEST} are allowed")
         lengths = read_lengths(part, kernels.prefixes.alphabet(finer))
         packed = part.rest()
         positions, code = kernels.prefixes.decode(packed, lengths, finer, nnz, numel)
@@ -42,6 +43,6 @@ class DeltaHuffman(GapCodec):
         return positions
 
     def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
-        _, _, size_bits, size_bytes = kernels.prefixes.plan(positions, _FINEST)
+        _, _, size_bits, size_bytes = kernels.prefixes.plan(positions, FINEST)
         gaps_bytes = (size_bits + 7) // 8
         return 1 + size_bytes - gaps_bytes + growth * gaps_bytes  # the code is sent once

@@ -53,7 +53,7 @@ class GapCodec(IndexCodec):
 
     @abstractmethod
     def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
-        """The length of what `_write` returns, and where it does not grow with the positions, less than `growth` times that."""
+        """Return the bytes that `_write` would take, about those of `growth` times as many positions like these."""
 
 
 class BatchedGapCodec(GapCodec):

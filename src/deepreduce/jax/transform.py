@@ -59,7 +59,8 @@ def compressed_mean(
     timeout: timedelta = timedelta(minutes=5),
     history: int = 100,
 ) -> CompressedMean:
-    """Replace every gradient by its mean over all processes of `jax.distributed`, sent as `spec` says. First link of an `optax.chain`.
+    """Return a transformation that replaces every update by its mean over all processes, sent as `spec` says: before SGD
+    in an `optax.chain`, after Adam.
 
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`.
     - `memory`: ``"residual"`` for error feedback, or ``"none"``.
@@ -81,19 +82,19 @@ def compressed_mean(
         raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
     if not isinstance(timeout, timedelta) or timeout <= timedelta():
         raise ConfigError(f"timeout is a timedelta above 0, got {shown(timeout)}")
-    way, stats = topology_of(topology), Stats(history)
-    reducer = Reducer(policy_of(spec, small_tensor_numel), way, natural(seed, "a seed"))
+    chosen, stats = topology_of(topology), Stats(history)
+    reducer = Reducer(policy_of(spec, small_tensor_numel), chosen, natural(seed, "a seed"))
     transport_of = cache(partial(connect, timeout=timeout))  # opened at first use: jax.distributed may not be there yet
 
     def init(params: optax.Params) -> CompressedMeanState:
         residuals = jax.tree_util.tree_map_with_path(_zeros, params) if memory == "residual" else None
-        owned = jax.tree_util.tree_map_with_path(partial(_owned_zeros, way), residuals) if way.has_owners else None
+        owned = jax.tree_util.tree_map_with_path(partial(_owned_zeros, chosen), residuals) if chosen.has_owners else None
         return CompressedMeanState(jnp.zeros((), jnp.int32), residuals, owned)
 
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple[Any, Any]:
         named, tree = jax.tree_util.tree_flatten_with_path(updates)
         names, gradients = [jax.tree_util.keystr(path) for path, _ in named], [jnp.asarray(leaf) for _, leaf in named]
-        given = gradients, *_residuals(names, gradients, tree, state, way)
+        given = gradients, *_residuals(names, gradients, tree, state, chosen)
         traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state.step, given)))
 
         def on_host(step: Any, *arrays: Any) -> Any:

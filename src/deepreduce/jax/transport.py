@@ -38,10 +38,10 @@ class Collective(Padded):
         super().__init__()
         self.rank, self.size = jax.process_index(), jax.process_count()
 
-    def roomy(self, size_bytes: int) -> int:
+    def with_headroom(self, size_bytes: int) -> int:
         """Return a capacity for frames like this one. There are few different ones, as every new size is compiled anew.
 
-        >>> [Collective().roomy(size) for size in (10, 5_000, 100_000)]
+        >>> [Collective().with_headroom(size) for size in (10, 5_000, 100_000)]
         [256, 5632, 106496]
         """
         wanted = size_bytes + size_bytes // 32
@@ -49,7 +49,7 @@ class Collective(Padded):
         return -(-wanted // unit) * unit
 
     def remember(self, exchange: Exchange, longest: int) -> None:
-        self._capacities[exchange.channel] = self.roomy(longest)
+        self._capacities[exchange.channel] = self.with_headroom(longest)
 
     def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
         try:

@@ -89,7 +89,7 @@ def sum_widths(positions: Positions) -> int:
 
 
 @kernel
-def zeros(positions: Positions) -> int:
+def count_adjacent(positions: Positions) -> int:
     """How many positions directly follow another one."""
     count = 0
     for i in range(1, positions.size):

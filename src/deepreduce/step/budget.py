@@ -46,12 +46,12 @@ _VALUE_BITS = ((2.0, 4), (3.0, 5), (4.0, 6), (6.0, 7), (inf, 8))
 
 
 def budgeted(bytes_per_step: float, sizes: Iterable[int]) -> BySize:
-    """Return a policy whose messages take about so many bytes, for a model whose tensors have these numbers of elements.
+    """Return a policy whose messages take about `bytes_per_step` bytes for tensors of these sizes.
 
     It sends ``topr:DENSITY/rice/qsgd:BITS``, with 4 bits per value where there are at most 2 bits per element of the model, and up to 8
-    above that; the density is what then fits, with positions at their entropy. Enough for all elements at 8 bits, 16 bits or as they are
-    means that. Tensors below 1024 elements travel as they are if that takes a quarter of the bytes at most. Goes wherever a spec goes; the
-    bytes are those of one rank's message of float32 gradients.
+    above that; the density is what then fits, with positions at their entropy. A budget that is enough for all elements at 8 bits, at 16
+    bits or uncompressed gives `none/all/qsgd:8`, `none/all/fp16` or `dense`. Tensors below 1024 elements travel as they are if that takes
+    a quarter of the bytes at most. Goes wherever a spec goes; the bytes are those of one rank's message of float32 gradients.
 
     >>> import deepreduce as dr
     >>> policy = dr.budgeted(100_000, [25_000_000, 2000, 10])
@@ -81,7 +81,7 @@ def expected_bytes(codec: DeepReduce, numel: int) -> float:
 
 
 def steps_within(bytes_per_step: float, policy: Policy | ByStep, tensors: Mapping[str, Array]) -> int:
-    """Return after how many steps one message of these tensors takes no more bytes per step than this.
+    """Return the smallest number of steps between messages that keeps the average at `bytes_per_step`.
 
     >>> import numpy as np
     >>> from deepreduce.step.policy import policy_of
@@ -146,7 +146,7 @@ def _index_bits(index: IndexCodec, numel: int, nnz: int) -> float:
 
 
 def _position_bits(numel: int, nnz: int) -> float:
-    """The entropy of so many positions, or one bit for each element: about log2 of how many ways there are to select them."""
+    """Return the entropy of `nnz` of `numel` positions in bits; at most one bit per element."""
     density = nnz / numel
     if density >= 0.5:
         return numel

@@ -43,8 +43,8 @@ def _with_owned(memory: Memory, topology: Topology, name: str, total: Gradient, 
     return arrays.wide_sum(total, [(whole, float(size))])
 
 
-def settled(memory: Memory, names: Sequence[str]) -> None:
-    """Forget what has arrived at all ranks."""
+def forget_sent(memory: Memory, names: Sequence[str]) -> None:
+    """Drop the residuals of these tensors: they have arrived at all ranks."""
     for name in names:
         for held in (memory.own, memory.owned):
             if held is not None:

@@ -2,14 +2,14 @@
 
 ::
 
-    parameters ─ train alone ─ change since the last sync ─┐
-                                                              ├ Reducer: the mean of all changes, with error feedback
-    parameters ─ the same on all ranks ─ applied to the anchor ┘
+    parameters ─ train alone           ─ change since the last sync ─┐
+                                                                     ├ Reducer: the mean of all changes, with error feedback
+    parameters ─ the same on all ranks ─ applied to the anchor      ─┘
 
 The change is written as a gradient is, ``anchor - parameters``, so that an optimizer can take a step with its mean.
 
 The exchange may run beside the next local steps: `capture` takes the changes, `exchange` can be called from another thread, and when its
-means are applied, `add_` puts what this rank did since the capture on top of the new anchor. That is part of the next change.
+means are applied, `set_anchor_plus_` puts what this rank did since the capture on top of the new anchor. That is part of the next change.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LocalTraining:
     >>> from deepreduce.step.transport import Alone
     >>> training = LocalTraining(Reducer(policy_of("topr:1/raw/raw", 0), AllGather()), Memory(ResidualMemory(), None), every=2)
     >>> weight = np.float32([5, 5])
-    >>> training.watch({"w": weight})
+    >>> training.add_anchors({"w": weight})
     ['w']
     >>> for _ in range(4):
     ...     weight -= np.float32([3, 2])
@@ -81,8 +81,8 @@ class LocalTraining:
         if self.every < 1:
             raise ConfigError(f"every is a number of steps, at least 1; got {shown(self.every)}")
 
-    def watch(self, tensors: Mapping[str, Array]) -> list[str]:
-        """Take the present values of tensors that are new as their anchors; return the names of these."""
+    def add_anchors(self, tensors: Mapping[str, Array]) -> list[str]:
+        """Copy tensors that have no anchor yet as their anchors; return their names."""
         new = [name for name in tensors if name not in self.anchors]
         for name in new:
             self._set_anchor(name, tensors[name])
@@ -128,25 +128,25 @@ class LocalTraining:
         """Subtract the mean changes from the anchors, and write these over the tensors, in place."""
         for name, mean in means.items():
             arrays, tensor = arrays_of(tensors[name]), tensors[name]
-            moved = arrays.wide_sum(self._start(name, tensor), [(mean, -1.0)])
+            moved = arrays.wide_sum(self._anchor_or_zeros(name, tensor), [(mean, -1.0)])
             if name in self.anchors:
                 self.anchors[name] = moved
             arrays.assign_(tensor, moved)
 
-    def rewind_(self, name: str, tensor: Array) -> None:
+    def reset_to_anchor_(self, name: str, tensor: Array) -> None:
         """Write the anchor over a tensor, in place."""
         arrays_of(tensor).assign_(tensor, self.anchors[name])
 
-    def follow(self, tensors: Mapping[str, Array]) -> None:
-        """Take tensors as the new anchors, after something else has moved them in the same way on all ranks."""
+    def set_anchors(self, tensors: Mapping[str, Array]) -> None:
+        """Copy these tensors as their new anchors."""
         for name, tensor in tensors.items():
             self._set_anchor(name, tensor)
 
-    def moved_since(self, values: Mapping[str, Array], tensors: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what was added to tensors since they had these values."""
+    def local_change(self, values: Mapping[str, Array], tensors: Mapping[str, Array]) -> dict[str, Array]:
+        """Return tensor minus value, for each value."""
         return {name: arrays_of(tensors[name]).wide_sum(tensors[name], [(value, -1.0)]) for name, value in values.items()}
 
-    def add_(self, tensors: Mapping[str, Array], moves: Mapping[str, Array]) -> None:
+    def set_anchor_plus_(self, tensors: Mapping[str, Array], moves: Mapping[str, Array]) -> None:
         """Write the anchor plus a move over each tensor, in place."""
         for name, move in moves.items():
             arrays = arrays_of(tensors[name])
@@ -165,10 +165,10 @@ class LocalTraining:
 
     def _change(self, name: str, tensor: Array) -> Gradient:
         arrays = arrays_of(tensor)
-        start = arrays.narrow(self._start(name, tensor), arrays.dtype(tensor))  # as half precisions have rounded it
+        start = arrays.narrow(self._anchor_or_zeros(name, tensor), arrays.dtype(tensor))  # as half precisions have rounded it
         return arrays.wide_sum(start, [(arrays.wide(tensor), -1.0)])
 
-    def _start(self, name: str, tensor: Array) -> Array:
+    def _anchor_or_zeros(self, name: str, tensor: Array) -> Array:
         return self.anchors[name] if name in self.anchors else arrays_of(tensor).zeros(tensor)
 
 

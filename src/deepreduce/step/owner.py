@@ -42,8 +42,8 @@ class Owner:
         except Exception as error:
             return Failure(error)
 
-    def settle(self, sent: Sequence[SparseTensor]) -> None:
-        """Remember what was not sent."""
+    def update(self, sent: Sequence[SparseTensor]) -> None:
+        """Store what was not sent as the owner's residual."""
         if self.owned is not None:
             for tensor, compensated, part in zip(self.tensors, self.compensated, sent, strict=True):
                 self.owned.remember(tensor.name, compensated, part)

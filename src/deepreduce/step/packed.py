@@ -16,7 +16,6 @@ from .. import kernels, ragged
 from ..tensor import Positions, SparseTensor, Values
 from .arrays import Array, largest_of
 
-Gradient = Array | SparseTensor
 SMALL = 1 << 15
 _DTYPE = np.dtype(np.float32)
 _LARGEST = np.float32(largest_of(_DTYPE))
@@ -92,7 +91,7 @@ class Residuals:
         self.held, self.spare = compensated, self.held
 
 
-def small_ones(gradients: Sequence[Gradient]) -> list[int]:
+def small_ones(gradients: Sequence[Array | SparseTensor]) -> list[int]:
     """Return which gradients are small arrays of float32 in the order of memory."""
     return [
         index

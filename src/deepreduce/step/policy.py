@@ -36,7 +36,7 @@ Spec = str | DeepReduce | Policy | CodecByStep
 
 
 def policy_of(spec: Spec, small_numel: int) -> Policy | ByStep:
-    """What a user gave as a spec: a policy is taken as it is, a codec is for tensors of `small_numel` elements or more.
+    """Return the policy for a spec: a policy as it is, a codec for tensors of `small_numel` elements or more.
 
     >>> policy_of("topr:0.01/rice/qsgd", 1024).small == parse("dense")
     True
@@ -57,7 +57,8 @@ def policy_at(policy: Policy | ByStep | ExceptDense, step: int) -> Policy:
 
 
 def title(policy: Spec | ByStep) -> str:
-    """Return how a policy is called, the same on all ranks: the text of an object without one of its own would hold an address."""
+    """Return the name of a policy, the same on all ranks."""
+    # The text of an object without one of its own would hold an address.
     return str(policy) if isinstance(policy, str | DeepReduce) or is_dataclass(policy) else type(policy).__name__
 
 

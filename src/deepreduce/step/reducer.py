@@ -117,6 +117,7 @@ class Reducer:
     ) -> tuple[list[Gradient], StepStats]:
         """Return what `reduce` does, for a bucket that `attempt` has encoded or not."""
         delivery, stats = self.deliver(bucket, prepared, memory, transport, watch)
+        assert isinstance(prepared, Prepared)  # else `deliver` has raised
         means = [
             sums.combined([sums.divided(part, delivery.divisor) for part in parts])
             if isinstance(gradient, SparseTensor)
@@ -209,20 +210,16 @@ class Reducer:
         delivery = self.topology.exchange(prepared.tensors, prepared.messages, trip)
         start = perf_counter()
         if delivery.is_finite:
-            if delivery.settle is not None:
-                delivery.settle()
+            if delivery.update_owned is not None:
+                delivery.update_owned()
             if self.topology.has_owners:
                 memory.numels.update((tensor.name, tensor.numel) for tensor in prepared.tensors)
             self._remember(bucket, prepared, delivery, memory)
         watch.add("decode", start)
         return delivery, self._cost(bucket, prepared, transport.sent_bytes - sent_before, watch)
 
-    def parts(
-        self, bucket: Bucket, prepared: Prepared | Exception, parts: Sequence[Sequence[SparseTensor]]
-    ) -> list[Sequence[SparseTensor]]:
+    def parts(self, bucket: Bucket, prepared: Prepared, parts: Sequence[Sequence[SparseTensor]]) -> list[Sequence[SparseTensor]]:
         """Return the parts of every gradient, cut out of those of the tensors that gradients travelled in."""
-        if isinstance(prepared, Exception):
-            raise prepared
         if len(prepared.groups) == len(bucket.names):
             return list(parts)
         found: list[Sequence[SparseTensor]] = [[] for _ in bucket.names]
@@ -232,11 +229,9 @@ class Reducer:
                 found[index] = own
         return found
 
-    def write_small(
-        self, bucket: Bucket, prepared: Prepared | Exception, parts: Sequence[Sequence[SparseTensor]], divisor: int
-    ) -> Sequence[int]:
+    def write_small(self, bucket: Bucket, prepared: Prepared, parts: Sequence[Sequence[SparseTensor]], divisor: int) -> Sequence[int]:
         """Write the means of the small gradients in place, in one call; return which ones these are."""
-        if isinstance(prepared, Exception) or prepared.packed is None:
+        if prepared.packed is None:
             return ()
         prepared.packed.fill_(bucket.gradients, parts, divisor)
         return prepared.packed.indices

@@ -174,7 +174,7 @@ class Stats:
         return self._open.step >= 0
 
     def add(self, bucket: StepStats, last: bool = True) -> None:
-        """One bucket of a step is done; with the last one, the step is listed. From any thread: buckets of an allreduce end on several."""
+        """Add the cost of one bucket; `last` ends the step. May be called from any thread."""
         with _LOCK:
             if not last and self.steps and self.steps[-1].step == bucket.step:
                 self.steps[-1].merge(bucket)  # the last bucket was counted before this one

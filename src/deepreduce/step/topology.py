@@ -1,7 +1,8 @@
 """How the messages of all ranks become one mean, which all ranks decode from the same bytes in the same order.
 
 `AllGather` sends every message to every rank. `Server` and `Sharded` have owners that add up what they are sent and encode the sum again,
-with error feedback of their own: one root for everything, or every rank for a range of every tensor.
+with error feedback of their own: one root for everything, or every rank for a range of each large tensor and for
+some of the small ones.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class Server(Topology):
         blob = trip.broadcast(owner.blob if isinstance(owner, Owner) else owner)
         with trip.watch("decode"):
             sent, means = messages[0].decoded(trip.transport.rank), items.decode(blob, tensors, ROOT)
-        settle = (lambda: owner.settle(means)) if isinstance(owner, Owner) else None
-        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), settle)
+        update = (lambda: owner.update(means)) if isinstance(owner, Owner) else None
+        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
         with suppress(FormatError, PeerFailure):  # the root reads its own failure too, and the others still wait for the broadcast
@@ -111,9 +112,10 @@ class Server(Topology):
 
 @dataclass(frozen=True)
 class Sharded(Topology):
-    """`sharded`: every rank owns a range of every tensor, adds up what the others send for it, and sends the strongest of the sum to all.
+    """`sharded`: a sparse allreduce. Every rank owns a range of each tensor, adds up what the others send for it, and sends the largest
+    elements of the sum to all.
 
-    A tensor of at most 2,048 elements is not worth cutting: one rank owns it whole, drawn by its name.
+    A tensor of at most 2,048 elements is not split: a hash of its name says which rank owns it.
 
     `budget` is what a rank sends, in multiples of its own message, however many ranks there are: owners keep what is beyond it for the next
     step. Where the sparsifier keeps everything (`none`, `nonzero`), owners send the whole sum.
@@ -131,7 +133,7 @@ class Sharded(Topology):
     def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
         pieces: list[list[Item]] = [[] for _ in range(size)]
         for tensor, selected in zip(tensors, items.select(tensors, seed), strict=True):
-            owner = _only_owner(tensor.name, tensor.numel, size)
+            owner = _single_owner(tensor.name, tensor.numel, size)
             if owner is not None:
                 pieces[owner].append(replace(tensor, selected=selected))
                 continue
@@ -151,14 +153,14 @@ class Sharded(Topology):
             own = [message.decoded(rank) for message in messages]
             parts = [items.decode(blob, message.items, sender) for sender, (blob, message) in enumerate(zip(blobs, messages, strict=True))]
             sent, means = _joined(own, tensors), _joined(parts, tensors)
-        settle = (lambda: owner.settle(parts[rank])) if isinstance(owner, Owner) else None
-        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), settle)
+        update = (lambda: owner.update(parts[rank])) if isinstance(owner, Owner) else None
+        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
         trip.all_to_all([failure] * trip.transport.size)
 
     def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
-        owner = _only_owner(name, numel, size)
+        owner = _single_owner(name, numel, size)
         if owner is not None:
             return (0, numel) if rank == owner else (0, 0)
         ends = sums.bounds(numel, size)
@@ -180,7 +182,7 @@ class Sharded(Topology):
         fraction = self.fraction(len(messages))
         allowed: list[int | None] = []
         for tensor, records in zip(tensors, _columns([message.records for message in messages], tensors), strict=True):
-            if _only_owner(tensor.name, tensor.numel, len(messages)) in (None, rank):
+            if _single_owner(tensor.name, tensor.numel, len(messages)) in (None, rank):
                 share = fraction * len(messages) / len(records) * sum(record.nnz for record in records)
                 allowed.append(ceil(share) if fraction < 1 and share else None)
         return allowed
@@ -189,7 +191,7 @@ class Sharded(Topology):
 _LARGEST_WHOLE = 2048
 
 
-def _only_owner(name: str, numel: int, size: int) -> int | None:
+def _single_owner(name: str, numel: int, size: int) -> int | None:
     """The owner of a tensor that is not cut; None for one of which every rank owns a range."""
     return crc32(name.encode("utf-8", "backslashreplace")) % size if numel <= max(_LARGEST_WHOLE, size) else None
 
@@ -208,10 +210,10 @@ def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
 
 
 def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[Item]) -> Iterator[list[T]]:
-    """Yield for every tensor what there is of it: one thing of its only owner, or one of each."""
+    """Yield, for each tensor, its entries by owner: one if a single rank owns it, else one per rank."""
     rows = list(map(iter, by_owner))
     for tensor in tensors:
-        owner = _only_owner(tensor.name, tensor.numel, len(rows))
+        owner = _single_owner(tensor.name, tensor.numel, len(rows))
         yield [next(row) for row in (rows if owner is None else [rows[owner]])]
 
 

@@ -111,21 +111,21 @@ class Padded(GatherOnly):
         fronts = self._all_gather(padded(frame[:capacity], capacity), exchange)
         sizes = [checked_bytes(front, rank, exchange) for rank, front in enumerate(fronts)]
         if (missing := max(sizes) - capacity) > 0:
-            rests = self._all_gather(padded(frame[capacity:], self.roomy(missing)), exchange)
+            rests = self._all_gather(padded(frame[capacity:], self.with_headroom(missing)), exchange)
             fronts = [np.concatenate(pair) for pair in zip(fronts, rests, strict=True)]
         self.remember(exchange, max(sizes))
         return [front[:size] for front, size in zip(fronts, sizes, strict=True)]
 
     def capacity(self, exchange: Exchange) -> int:
         """Return the size of the buffer for the next frame of a channel."""
-        return self._capacities.get(exchange.channel, self.roomy(HEAD_BYTES))
+        return self._capacities.get(exchange.channel, self.with_headroom(HEAD_BYTES))
 
     def remember(self, exchange: Exchange, longest: int) -> None:
         """Set the capacity of a channel after frames of at most this size; peaks are remembered for a while."""
         before = self.capacity(exchange)
-        self._capacities[exchange.channel] = max(self.roomy(longest), before - before // 32)
+        self._capacities[exchange.channel] = max(self.with_headroom(longest), before - before // 32)
 
-    def roomy(self, size_bytes: int) -> int:
+    def with_headroom(self, size_bytes: int) -> int:
         """Return a capacity for frames like this one: some padding costs less than a second collective."""
         return size_bytes + size_bytes // 32 + 64
 

@@ -65,11 +65,11 @@ class Trip:
 class Delivery:
     """For every item: what the others have of ours, and the parts that give the mean, each divided by `divisor` and added up.
 
-    `settle` updates what owners remember.
+    `update_owned` updates the residuals of the owners.
     """
 
     sent: Sequence[SparseTensor]
     parts: Sequence[Sequence[SparseTensor]]
     divisor: int
     is_finite: bool
-    settle: Callable[[], None] | None = None
+    update_owned: Callable[[], None] | None = None

@@ -115,7 +115,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         changes = [start - tf.identity(variable) if is_sent else None for start, variable, is_sent in moved]
         totals = zip(variables, starts, self._summed(changes, variables), strict=True)
         changed = [(_native(variable), start - total / replicas) for variable, start, total in totals if total is not None]
-        context.merge_call(_remember, args=(changed,))
+        context.merge_call(_assign_all, args=(changed,))
 
     def _summed(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
         sent = [index for index, pair in enumerate(zip(gradients, variables, strict=True)) if _is_sent(*pair)]
@@ -132,7 +132,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             for variable, after in zip(held, rest, strict=True)
             if variable is not None
         ]
-        tf.distribute.get_replica_context().merge_call(_remember, args=(changed,))
+        tf.distribute.get_replica_context().merge_call(_assign_all, args=(changed,))
         for index, (total, *_) in zip(sent, results, strict=True):
             gradients[index] = total
         return gradients
@@ -237,8 +237,8 @@ def _value(variable: Any) -> Any:
     return None if variable is None else tf.convert_to_tensor(variable)
 
 
-def _remember(strategy: Any, changed: Sequence[tuple[Any, Any]]) -> None:
-    """Give every replica its residuals."""
+def _assign_all(strategy: Any, changed: Sequence[tuple[Any, Any]]) -> None:
+    """Assign each variable its new value, on every replica."""
     for variable, after in changed:
         strategy.extended.update(variable, _assign, args=(after,), group=False)
 

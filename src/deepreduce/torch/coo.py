@@ -21,8 +21,8 @@ def coo_like(gradient: torch.Tensor, mean: SparseTensor) -> torch.Tensor:
     sparse_shape, row_shape = gradient.shape[: gradient.sparse_dim()], gradient.shape[gradient.sparse_dim() :]
     row = prod(row_shape)
     flat = to_torch(mean.indices)
-    rows, place = torch.unique(flat // row, return_inverse=True)
+    rows, row_index = torch.unique(flat // row, return_inverse=True)
     values = torch.zeros(rows.numel() * row, dtype=gradient.dtype)
-    values[place * row + flat % row] = to_torch(mean.values).to(gradient.dtype)
+    values[row_index * row + flat % row] = to_torch(mean.values).to(gradient.dtype)
     indices = torch.stack(torch.unravel_index(rows, sparse_shape))
     return torch.sparse_coo_tensor(indices, values.view(-1, *row_shape), gradient.shape, check_invariants=True).to(gradient.device)

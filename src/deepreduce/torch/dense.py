@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ..step.flush import flushed, settled
+from ..step.flush import flushed, forget_sent
 from ..step.stats import StepStats, ring_bytes
 from ..step.trial import Way
 from .views import view, write_gradient
@@ -45,7 +45,7 @@ def all_reduce(
         state.stats().add(cost, last)
         mean = reduced.value()[0]
         if sent and _is_finite(mean):  # a step with NaN or Inf in it is skipped
-            settled(state.memory, sent)
+            forget_sent(state.memory, sent)
         return mean if travels is buffer else buffer.copy_(mean)
 
     reduced: Future[torch.Tensor] = summed.then(count)

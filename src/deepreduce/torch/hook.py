@@ -28,13 +28,13 @@ def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[t
     reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last()))
 
     def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:
-        return reduced.value()  # raises what the lanes raised: DDP passes errors of a callback on to backward()
+        return reduced.value()  # raises what the worker threads raised: DDP passes errors of a callback on to backward()
 
     return reduced.then(surface)
 
 
 def noop_hook(state: Any, bucket: dist.GradBucket) -> Future[torch.Tensor]:  # type: ignore[name-defined]
-    """No communication at all: how fast a step would be on an endless network. Ranks drift apart."""
+    """No communication at all: how fast a step would be on an infinitely fast network. Ranks drift apart."""
     ready: Future[torch.Tensor] = Future()
     ready.set_result(bucket.buffer())
     return ready

@@ -68,8 +68,8 @@ class LocalSteps:
       taken after `every` steps, and its mean is applied `delay` steps later: the parameters become the new anchor plus what this rank did
       meanwhile, which is part of the next change. All ranks then have the same anchor bit for bit, and the same parameters after `sync()`.
       An error of the exchange is raised in the step that would apply the mean.
-    - `bytes_per_step`: sets `every`, so that this rank's messages take so many bytes per step on average, or less: with all values at few
-      bits, that is what few bytes are best spent on. For specs whose size does not depend on the values.
+    - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
+      specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; each may still be given.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, ``"keep"`` leaves each rank its own.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
@@ -142,7 +142,10 @@ class LocalSteps:
         self._transport: Transport | None = None
         self._steps_seen = 0
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
-            warn(f"outer momentum with the sparse spec {title(spec)} overshoots: use none, or a spec that keeps all values", stacklevel=2)
+            warn(
+                f"outer momentum overshoots with the sparse spec {title(spec)}: use outer=None, or a spec that sends all values",
+                stacklevel=2,
+            )
         apart = torch.compiler.disable  # the hooks are no part of a compiled step
         before, after = apart(self._before_step), apart(self._after_step)  # type: ignore[no-untyped-call]
         hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
@@ -186,7 +189,7 @@ class LocalSteps:
     def _before_step(self, *_: Any) -> None:
         self._adopt()
         if len(self._training.anchors) < len(self._parameters):
-            self._unchecked += self._training.watch({name: view(name, parameter) for name, parameter in self._parameters.items()})
+            self._unchecked += self._training.add_anchors({name: view(name, parameter) for name, parameter in self._parameters.items()})
 
     def _after_step(self, *_: Any) -> None:
         self._steps_seen += 1
@@ -239,17 +242,17 @@ class LocalSteps:
     def _apply(self, means: Mapping[str, Gradient], cost: StepStats | None, values: Mapping[str, Any]) -> None:
         """Move the anchors by the means, and the parameters with them; what was added to parameters since they had `values` stays."""
         training, tensors = self._training, self._tensors()
-        moves = training.moved_since(values, tensors)
+        moves = training.local_change(values, tensors)
         if self._outer is None:
             training.apply(tensors, means)
         else:
             names = [name for name in means if name in self._parameters]
             training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._parameters})
             for name in names:
-                training.rewind_(name, tensors[name])
+                training.reset_to_anchor_(name, tensors[name])
             self._outer.step({name: means[name] for name in names})
-            training.follow({name: tensors[name] for name in names})
-        training.add_(tensors, moves)
+            training.set_anchors({name: tensors[name] for name in names})
+        training.set_anchor_plus_(tensors, moves)
         if cost is not None:
             self._stats.add(cost)
 
@@ -346,7 +349,7 @@ class LocalSteps:
     # Life
 
     def close(self) -> None:
-        """Leave the optimizer alone, wait for the exchange that is under way, and hang up; the parameters stay as they are.
+        """Remove the hooks from the optimizer, wait for a running exchange, and close the connections; the parameters stay as they are.
 
         With `delay`, call `sync()` before, so that ranks end with the same parameters.
         """

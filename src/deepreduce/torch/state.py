@@ -257,8 +257,7 @@ class DeepReduceState:
     def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
         try:
             ready()
-            if self.options.scaler is not None:
-                self.memory.rescale(self.options.scaler.get_scale())
+            self.follow_scale()
             return self.reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
         except Exception as error:
             return error
@@ -274,6 +273,7 @@ class DeepReduceState:
             if prepared is not error:
                 transport.close()  # here alone: the others must not wait
             raise
+        assert isinstance(prepared, Prepared)  # else `deliver` has raised
         start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery.parts)
         small = set(self.reducer.write_small(bucket, prepared, means, delivery.divisor))
         for index, (gradient, seen, parts) in enumerate(zip(gradients, bucket.gradients, means, strict=True)):

@@ -99,15 +99,19 @@ class Gloo(Padded):
         return front[:size]
 
     def all_to_all(self, frames: Sequence[bytes], exchange: Exchange) -> list[Buffer]:
-        """As in the contract. Each two ranks know how much room they gave each other before."""
-        there, here = (self._pair_capacities.get((exchange.channel, way), [HEAD_BYTES] * self.size) for way in ("to", "from"))
-        fronts = self._all_to_all([padded(frame[:room], room) for frame, room in zip(frames, there, strict=True)], here, exchange)
+        """As in the contract. Each pair of ranks remembers the capacities of its last exchange."""
+        capacities_out, capacities_in = (
+            self._pair_capacities.get((exchange.channel, way), [HEAD_BYTES] * self.size) for way in ("to", "from")
+        )
+        outgoing = [padded(frame[:capacity], capacity) for frame, capacity in zip(frames, capacities_out, strict=True)]
+        fronts = self._all_to_all(outgoing, capacities_in, exchange)
         sizes = [checked_bytes(front, rank, exchange) for rank, front in enumerate(fronts)]
-        missing = [max(0, size - room) for size, room in zip(sizes, here, strict=True)]
-        rests = self._swap([frame[room:] for frame, room in zip(frames, there, strict=True)], missing, exchange)
-        for way, rooms, used in (("to", there, [len(frame) for frame in frames]), ("from", here, sizes)):
-            roomy = [max(self.roomy(size), room - room // 32) for size, room in zip(used, rooms, strict=True)]
-            self._pair_capacities[exchange.channel, way] = roomy
+        missing = [max(0, size - capacity) for size, capacity in zip(sizes, capacities_in, strict=True)]
+        rests = self._swap([frame[capacity:] for frame, capacity in zip(frames, capacities_out, strict=True)], missing, exchange)
+        for way, capacities, used in (("to", capacities_out, [len(frame) for frame in frames]), ("from", capacities_in, sizes)):
+            self._pair_capacities[exchange.channel, way] = [
+                max(self.with_headroom(size), capacity - capacity // 32) for size, capacity in zip(used, capacities, strict=True)
+            ]
         return [np.concatenate([front[:size], rest]) for front, rest, size in zip(fronts, rests, sizes, strict=True)]
 
     # The collectives, on equal sizes
@@ -150,7 +154,7 @@ class Gloo(Padded):
         """Start collectives and wait for them."""
         where = f"rank {self.rank} could not exchange {exchange.what} in step {exchange.step}"
         if self.backend is None:
-            raise PeerError(f"{where}: it hung up after an earlier failure")
+            raise PeerError(f"{where}: its connections are closed (by close(), or after an earlier failure)")
         problem = None
         try:
             for work in start(self.backend):
