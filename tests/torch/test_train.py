@@ -129,6 +129,7 @@ def test_a_crash_shows_what_was_written_last(fake_worker):
 def test_an_interrupt_ends_all_workers(fake_worker, tmp_path, number):
     fake_worker("print(json.dumps({'event': 'step', 'pid': os.getpid()}), flush=True); threading.Event().wait()")
     script = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell may have started this in the background
         "from deepreduce.lab.train import launcher\nfrom deepreduce.lab.train.contract import Plan\n"
         "launcher.worker_module = lambda framework: 'fake_worker'\n"
         f"launcher.launch(Plan.from_json({PLAN.to_json()!r}), lambda event: print(event['pid'], flush=True))"
