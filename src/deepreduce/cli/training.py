@@ -25,7 +25,7 @@ _INTERRUPTED = 130  # as shells say it: 128 + SIGINT
 _TOPOLOGIES = ("allgather", "server", "sharded")
 DEMO_CODECS = ("topr:0.01/rice/qsgd", "topr:0.01/rice/fitpoly", "topr:0.01/bloom:p2,fpr=0.001/qsgd")
 DEMO_LINK = "100mbit"
-DEMO_LENGTH = ("--epochs", "14", "--evaluations", "28")  # dense over that link: two minutes
+DEMO_LENGTH = ("--epochs", "12", "--evaluations", "24")  # dense over that link: less than two minutes
 
 
 def add(commands: Any) -> None:
