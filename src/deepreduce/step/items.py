@@ -19,7 +19,6 @@ from ..tensor import Shape, SparseTensor, Support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
 
-_NOWHERE = np.empty(0, np.int64)
 LITERAL = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
 
@@ -118,7 +117,7 @@ def select(items: Sequence[Item], seed: StepSeed) -> list[Support]:
     for (codec, _), group in groups.items():
         selected = codec.sparsifier.select_batch([item.source for item in group], [item.seed(seed) for item in group])
         found.update(zip(map(id, group), selected, strict=True))
-    return [Support.trusted(_NOWHERE, item.numel) if item.idle else found[id(item)] for item in items]
+    return [Support.none(item.numel) if item.idle else found[id(item)] for item in items]
 
 
 def encode(items: Sequence[Item], seed: StepSeed) -> Encoded:
