@@ -18,7 +18,7 @@ from deepreduce.lab.paper.results import write
 from deepreduce.lab.paper.scales import FULL, SCALES, SMALL
 from deepreduce.lab.paper.store import RunStore
 from deepreduce.lab.report.provenance import provenance
-from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.failures import DataError
 
 NAMES = {"figure6", "figure7", "figure8", "figure9", "figure10", "figure11", "figure15", "table1", "table2", "table3"}
@@ -27,7 +27,7 @@ PLAN = Plan("digits", "mlp", ("dense",), workers=2, batch=32, steps=10, evaluati
 
 def record(spec, quality=0.9, volume=0.01, seconds=1.0, note=""):
     parts = {"forward_backward": 0.4, "encode": 0.1, "decode": 0.1, "communication": 0.4, "waiting": 0.0}
-    return Record(
+    return RunRecord(
         spec=spec,
         metric="accuracy",
         quality=quality,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from deepreduce.lab.report.provenance import provenance
-from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.outcome import Outcome, beside_dense
 from deepreduce.lab.train.race import arrival
 from deepreduce.lab.train.seeds import averaged
@@ -18,7 +18,7 @@ def record(spec, qualities, byte_count, seed=0, lower=True):
         {"step": 10 * number, "loss": 1.0, "quality": quality, "bytes_sent": byte_count * number / 4, "seconds": float(number)}
         for number, quality in enumerate(qualities, 1)
     ]
-    return Record(
+    return RunRecord(
         spec=spec,
         metric="validation loss" if lower else "accuracy",
         quality=qualities[-1],

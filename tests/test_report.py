@@ -16,7 +16,7 @@ from deepreduce.lab.report.benchmark_page import benchmark_page
 from deepreduce.lab.report.charts import Line, line_chart
 from deepreduce.lab.report.provenance import provenance
 from deepreduce.lab.report.training_page import training_page
-from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.outcome import Outcome
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -29,7 +29,7 @@ def point(share, step):
 
 def record(spec, share):
     steps = range(1, 11)
-    return Record(
+    return RunRecord(
         spec=spec,
         metric="accuracy",
         quality=0.97,

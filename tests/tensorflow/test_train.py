@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.launcher import launch
 
 pytest.importorskip("sklearn")
@@ -14,7 +14,7 @@ def test_digits_by_two_workers():
     events = []
     launch(plan, events.append)
     assert events[0] == {"event": "ready", "parameters": 151306, "steps": 8, "steps_per_epoch": 21}
-    dense, sparse = (Record(**event["record"]) for event in events if event["event"] == "run")
+    dense, sparse = (RunRecord(**event["record"]) for event in events if event["event"] == "run")
     assert (dense.spec, sparse.spec) == specs
     assert dense.replicas_identical
     assert sparse.replicas_identical

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from ..lab.train.contract import Event, Plan, Record
+    from ..lab.train.contract import Event, Plan, RunRecord
     from ..lab.train.outcome import Outcome
 
 
@@ -44,11 +44,11 @@ class Live:
 
     def listen(self, event: Event) -> None:
         """Take one event of the workers."""
-        from ..lab.train.contract import Record
+        from ..lab.train.contract import RunRecord
 
         handlers = {"ready": self._ready, "step": self._step, "evaluation": self._evaluation}
         if event["event"] == "run":
-            self._ran(Record(**event["record"]))
+            self._ran(RunRecord(**event["record"]))
         else:
             handlers[event["event"]](event)
 
@@ -72,7 +72,7 @@ class Live:
         self._quality[event["spec"]] = event["quality"]
         self._progress.update(self._bar(event["spec"]), completed=event["step"])
 
-    def _ran(self, record: Record) -> None:
+    def _ran(self, record: RunRecord) -> None:
         self._outcome.records.append(record)
         self._progress.update(self._bar(record.spec), completed=record.steps, note=f"{record.metric} {self._show(record.quality)}")
         if not self._console.is_terminal:

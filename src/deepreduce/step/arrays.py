@@ -1,7 +1,7 @@
 """The seam between a training step and the place where its dense tensors live.
 
-Only these operations touch all elements of a tensor. `Host` has them for numpy arrays; an adapter adds its own for tensors of a device by
-`register_arrays`, so that nothing of a gradient's size leaves the device.
+Only these operations touch all elements of a tensor. `HostArrays` has them for numpy arrays; an adapter adds its own for tensors of a
+device by `register_arrays`, so that nothing of a gradient's size leaves the device.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Arrays(ABC):
         self.assign_(array, self.total(parts, array, divisor))
 
 
-class Host(Arrays):
+class HostArrays(Arrays):
     """numpy arrays.
 
     >>> HOST.narrow(np.float32([1e6, 1]), np.dtype(np.float16))
@@ -255,7 +255,7 @@ def _are_plain(array: Values, term: Values) -> bool:
 
 
 _PLAIN = frozenset((np.dtype(np.float32), np.dtype(np.float64)))
-HOST = Host()
+HOST = HostArrays()
 
 
 _KINDS: dict[type, Arrays] = {np.ndarray: HOST, np.generic: HOST}

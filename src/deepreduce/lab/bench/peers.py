@@ -21,7 +21,7 @@ _LOW_RANK = 1
 
 
 @dataclass(frozen=True)
-class Trial:
+class PeerTrial:
     """One peer on one gradient: how to encode and decode it, and what that is made of. No functions: only the volume is known."""
 
     method: str
@@ -48,7 +48,7 @@ def measure_peers(name: str, gradient: Gradient, repeat: int = 5) -> list[Row]:
         return [_row(name, tensors, trial, repeat) for trial in _trials(tensors)]
 
 
-def _trials(tensors: list[Values]) -> Iterator[Trial]:
+def _trials(tensors: list[Values]) -> Iterator[PeerTrial]:
     yield _zlib(tensors)
     yield _pcodec(tensors)
     if find_spec("torch") is not None:
@@ -77,7 +77,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _row(name: str, tensors: list[Values], trial: Trial, repeat: int) -> Row:
+def _row(name: str, tensors: list[Values], trial: PeerTrial, repeat: int) -> Row:
     dense = _flat(tensors, np.float64)
     error = float("nan")
     if trial.received is not None:
@@ -106,17 +106,17 @@ def _row(name: str, tensors: list[Values], trial: Trial, repeat: int) -> Row:
     )
 
 
-def _zlib(tensors: list[Values]) -> Trial:
+def _zlib(tensors: list[Values]) -> PeerTrial:
     raw = b"".join(tensor.tobytes() for tensor in tensors)
     packed = zlib.compress(raw)
     if zlib.decompress(packed) != raw:
         raise RoundTripError("zlib did not give back the gradient")
     exact = _flat(tensors, np.float64)
     note = "all elements, lossless"
-    return Trial("zlib", note, 0, len(packed), exact.size, exact, lambda: zlib.compress(raw), lambda: zlib.decompress(packed))
+    return PeerTrial("zlib", note, 0, len(packed), exact.size, exact, lambda: zlib.compress(raw), lambda: zlib.decompress(packed))
 
 
-def _pcodec(tensors: list[Values]) -> Trial:
+def _pcodec(tensors: list[Values]) -> PeerTrial:
     from pcodec import ChunkConfig, standalone
 
     dtypes = {tensor.dtype for tensor in tensors}
@@ -126,7 +126,7 @@ def _pcodec(tensors: list[Values]) -> Trial:
     received = standalone.simple_decompress(packed)
     if values.tobytes() != received.tobytes():
         raise RoundTripError("pcodec did not give back the gradient")
-    return Trial(
+    return PeerTrial(
         "pcodec",
         "all elements, lossless" if native else "all elements as float32",
         0,
@@ -138,7 +138,7 @@ def _pcodec(tensors: list[Values]) -> Trial:
     )
 
 
-def _torch_topk(gradient: list[Values]) -> Trial:
+def _torch_topk(gradient: list[Values]) -> PeerTrial:
     """The usual way, tensor by tensor: 64-bit indices as torch gives them, and the values in their dtype."""
     import torch
 
@@ -155,23 +155,25 @@ def _torch_topk(gradient: list[Values]) -> Trial:
     counts = [values.numel() for _, values in sent]
     value_bytes = sum(count * tensor.itemsize for count, tensor in zip(counts, gradient, strict=True))
     received = torch.cat(decode()).numpy()
-    return Trial("torch.topk", f"top {_KEPT:.0%} with int64 indices", 8 * sum(counts), value_bytes, sum(counts), received, encode, decode)
+    return PeerTrial(
+        "torch.topk", f"top {_KEPT:.0%} with int64 indices", 8 * sum(counts), value_bytes, sum(counts), received, encode, decode
+    )
 
 
-def _fp16_hook(tensors: list[Values]) -> Trial:
+def _fp16_hook(tensors: list[Values]) -> PeerTrial:
     """PyTorch's fp16_compress_hook: every element as a half."""
     import torch
 
     flat = torch.from_numpy(_flat(tensors, np.float32))
     halves = flat.half()
     received = halves.float().numpy()
-    return Trial("fp16 hook", "all elements as halves", 0, 2 * flat.numel(), flat.numel(), received, flat.half, halves.float)
+    return PeerTrial("fp16 hook", "all elements as halves", 0, 2 * flat.numel(), flat.numel(), received, flat.half, halves.float)
 
 
-def _powersgd_hook(tensors: list[Values]) -> Trial:
+def _powersgd_hook(tensors: list[Values]) -> PeerTrial:
     """The elements that PyTorch's PowerSGD sends: two low-rank factors of each matrix that this makes smaller by half at least."""
     value_bytes = sum(_low_rank_elements(tensor.shape) * tensor.itemsize for tensor in tensors)
-    return Trial("PowerSGD hook", f"rank {_LOW_RANK}: volume only", 0, value_bytes, sum(tensor.size for tensor in tensors))
+    return PeerTrial("PowerSGD hook", f"rank {_LOW_RANK}: volume only", 0, value_bytes, sum(tensor.size for tensor in tensors))
 
 
 def _low_rank_elements(shape: tuple[int, ...]) -> int:

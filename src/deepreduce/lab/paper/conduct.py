@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..report.provenance import provenance
-from ..train.contract import Event, Plan, Record
+from ..train.contract import Event, Plan, RunRecord
 from ..train.failures import DataError, LinkError, WorkerError
 from ..train.launcher import launch
 from ..train.links import check_links
@@ -102,7 +102,7 @@ class Conductor:
                 nonlocal left
                 self._listen(event)
                 if event["event"] == "run":
-                    record = Record(**event["record"])
+                    record = RunRecord(**event["record"])
                     self._store.save(replace(plan, specs=(record.spec,)), record, provenance())
                     left -= 1
                     self._clock.tick(expected)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..train.contract import Plan, Record
+from ..train.contract import Plan, RunRecord
 from .scales import Scale
 
 Verdict = Literal["holds", "does not hold", "cannot be told at this scale"]
@@ -14,7 +14,7 @@ HOLDS: Verdict = "holds"
 FAILS: Verdict = "does not hold"
 UNTOLD: Verdict = "cannot be told at this scale"
 
-Runs = Mapping[str, Record]
+Runs = Mapping[str, RunRecord]
 Measurements = Mapping[str, Mapping[str, Any]]
 
 
@@ -86,7 +86,7 @@ def as_good(scale: Scale, quality: float, reference: float) -> bool:
     return quality >= reference - scale.margin
 
 
-def mean_quality(record: Record) -> float:
+def mean_quality(record: RunRecord) -> float:
     """Return the mean of all evaluations of a run: of two runs that end alike, the faster one has more."""
     return sum(point["quality"] for point in record.curve) / max(len(record.curve), 1)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..report.charts import Bar, stacked_bars
 from ..report.quantity import in_bytes, in_seconds
-from ..train.contract import Plan, Record
+from ..train.contract import Plan, RunRecord
 from .experiment import Experiment, Finding, Measurements, Result, Runs, decided, sentence
 from .scales import Scale, planned
 
@@ -54,13 +54,13 @@ def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
     return Result(columns, rows, [_gain(found), _loss(found)], charts, notes)
 
 
-def _parts(run: Record) -> dict[str, float]:
+def _parts(run: RunRecord) -> dict[str, float]:
     seconds = run.seconds
     values = (seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"], seconds["waiting"])
     return {part: value / run.steps for part, value in zip(PARTS, values, strict=True)}
 
 
-def _row(method: str, run: Record) -> list[str]:
+def _row(method: str, run: RunRecord) -> list[str]:
     parts = [in_seconds(value) for value in _parts(run).values()]
     return [
         method,

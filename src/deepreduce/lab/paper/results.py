@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report.plain import plain
-from ..train.contract import Record
+from ..train.contract import RunRecord
 from .conduct import Done
 from .experiment import Result
 
@@ -55,6 +55,6 @@ def write(folder: Path, scale: str, done: Sequence[Done], shown: Mapping[str, Re
                 writer.writerow({"experiment": each.experiment.name, "method": method} | dict(numbers) | dict(origin))
 
 
-def _flat(record: Record) -> dict[str, Any]:
+def _flat(record: RunRecord) -> dict[str, Any]:
     seconds = {f"seconds_{part}": value for part, value in record.seconds.items()}
     return asdict(record) | seconds | {"relative_volume": record.relative_volume}

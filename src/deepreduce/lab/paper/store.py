@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..report.plain import plain
-from ..train.contract import Plan, Record
+from ..train.contract import Plan, RunRecord
 
 
 class RunStore:
@@ -26,7 +26,7 @@ class RunStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def load(self, plan: Plan) -> Record | None:
+    def load(self, plan: Plan) -> RunRecord | None:
         """Return the record of a plan with one spec, or None if it was not run yet."""
         try:
             stored = json.loads(self._path(plan).read_text())
@@ -34,9 +34,9 @@ class RunStore:
             return None
         record = stored["record"]
         numbers = {name: _number(record[name]) for name in ("quality", "best_quality")}
-        return Record(**record | numbers)
+        return RunRecord(**record | numbers)
 
-    def save(self, plan: Plan, record: Record, origin: Mapping[str, Any]) -> None:
+    def save(self, plan: Plan, record: RunRecord, origin: Mapping[str, Any]) -> None:
         """Keep the record of a plan with one spec."""
         path = self._path(plan)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from .page import figures, page, section, table
 from .quantity import in_bytes, in_seconds, in_times, quality_format
 
 if TYPE_CHECKING:
-    from ..train.contract import Plan, Record
+    from ..train.contract import Plan, RunRecord
     from ..train.outcome import Outcome
 
 _PARTS = ("forward/backward", "encode/decode", "communication", "waiting")
@@ -57,7 +57,7 @@ def training_page(outcome: Outcome) -> str:
     )
 
 
-def quality_by_epochs(records: Sequence[Record], labels: Sequence[str] | None = None) -> str:
+def quality_by_epochs(records: Sequence[RunRecord], labels: Sequence[str] | None = None) -> str:
     """Return quality at every evaluation; curves are labelled by their specs, or as given."""
     lines = [
         Line(label, [(point["step"] / record.steps_per_epoch, point["quality"]) for point in record.curve])
@@ -66,13 +66,13 @@ def quality_by_epochs(records: Sequence[Record], labels: Sequence[str] | None = 
     return line_chart("Quality against epochs", lines, "epochs", records[0].metric, _plain, _quality(records))
 
 
-def quality_by_bytes(records: Sequence[Record]) -> str:
+def quality_by_bytes(records: Sequence[RunRecord]) -> str:
     """Quality at every evaluation, by what was sent until then."""
     lines = [Line(record.spec, [(point["bytes_sent"], point["quality"]) for point in record.curve]) for record in records]
     return line_chart("Quality against bytes", lines, "bytes sent", records[0].metric, in_bytes, _quality(records), log_x=True)
 
 
-def quality_by_seconds(records: Sequence[Record], rate: str | None) -> str:
+def quality_by_seconds(records: Sequence[RunRecord], rate: str | None) -> str:
     """Return quality at every evaluation by the seconds until then, as measured or computed for a link of a rate."""
     from ..train.race import seconds_at  # train writes its reports with this module
 
@@ -80,17 +80,17 @@ def quality_by_seconds(records: Sequence[Record], rate: str | None) -> str:
     return line_chart("Quality against seconds", lines, "seconds", records[0].metric, in_seconds, _quality(records), log_x=True)
 
 
-def _quality(records: Sequence[Record]) -> Callable[[float], str]:
+def _quality(records: Sequence[RunRecord]) -> Callable[[float], str]:
     return quality_format(records[0].lower_is_better)
 
 
-def loss_chart(records: Sequence[Record]) -> str:
+def loss_chart(records: Sequence[RunRecord]) -> str:
     """The training loss of rank 0."""
     lines = [Line(record.spec, [(float(step), loss) for step, loss in record.losses]) for record in records]
     return line_chart("Training loss", lines, "steps", "loss", _plain, _plain)
 
 
-def volume_chart(records: Sequence[Record]) -> str:
+def volume_chart(records: Sequence[RunRecord]) -> str:
     """Return one bar per run."""
     bars = [
         Bar(record.spec, {"message": record.relative_volume}, in_times(1 / record.relative_volume) if record.relative_volume else "")
@@ -99,12 +99,12 @@ def volume_chart(records: Sequence[Record]) -> str:
     return stacked_bars("Relative data volume", bars, ("message",))
 
 
-def time_chart(records: Sequence[Record]) -> str:
+def time_chart(records: Sequence[RunRecord]) -> str:
     """Figure 11: what a step spends its time with."""
     return stacked_bars("Time of one step", [_time_bar(record) for record in records], _PARTS)
 
 
-def _time_bar(record: Record) -> Bar:
+def _time_bar(record: RunRecord) -> Bar:
     seconds, steps = record.seconds, record.steps
     values = (seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"], seconds["waiting"])
     parts = {name: value / steps for name, value in zip(_PARTS, values, strict=True)}

@@ -7,7 +7,7 @@ with events, one JSON object per line, on standard output; rank 0 speaks for all
 - ``{"event": "ready", "parameters": 301066, "steps": 840, "steps_per_epoch": 21}``
 - ``{"event": "step", "spec": "...", "step": 17, "loss": 0.4}``, now and then
 - ``{"event": "evaluation", "spec": "...", "step": 21, "quality": 0.93}``
-- ``{"event": "run", "record": {...}}``, a `Record` for each spec
+- ``{"event": "run", "record": {...}}``, a `RunRecord` for each spec
 - ``{"event": "failed", "rank": 1, "time": 12.5, "traceback": "..."}``
 
 It ends when its standard input does, so that no worker outlives its launcher.
@@ -92,7 +92,7 @@ class Plan:
 
 
 @dataclass
-class Record:
+class RunRecord:
     """One run. Bytes are those of one worker (the largest); seconds are wall time of the steps, without evaluations.
 
     `gradient_bytes` is the size of the gradients and `message_bytes` what the codec made of them; `relative_volume`, the second over the

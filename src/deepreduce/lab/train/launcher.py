@@ -29,7 +29,7 @@ _TAIL_LINES = 30
 
 
 @dataclass
-class Worker:
+class WorkerProcess:
     """One started process. Its standard input is held open: when that ends, so does the worker."""
 
     rank: int
@@ -67,7 +67,7 @@ def launch(plan: Plan, listen: Emit) -> None:
         hosts: Sequence[Host | None] = stack.enter_context(shaped_links(plan.workers, plan.link)) if plan.link else [None] * plan.workers
         address = hosts[0].address if hosts[0] else "127.0.0.1"
         environment = {"WORLD_SIZE": str(plan.workers), "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
-        workers: list[Worker] = []
+        workers: list[WorkerProcess] = []
         stack.callback(_end_all, workers)
         all_cores = _cores()
         for rank, host in enumerate(hosts):
@@ -117,7 +117,7 @@ def _schedule(cores: Iterable[int], policy: int, parameter: os.sched_param) -> N
         os.sched_setscheduler(0, policy, parameter)
 
 
-def _start(module: str, plan: Plan, rank: int, host: Host | None, shared: dict[str, str]) -> Worker:
+def _start(module: str, plan: Plan, rank: int, host: Host | None, shared: dict[str, str]) -> WorkerProcess:
     command = [sys.executable, "-m", module, plan.to_json()]
     environment = os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     environment["GLOO_SOCKET_IFNAME"] = host.interface if host else _loopback()
@@ -131,7 +131,7 @@ def _start(module: str, plan: Plan, rank: int, host: Host | None, shared: dict[s
         env=environment,
         start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends the workers in order
     )
-    return Worker(rank, process, errors)
+    return WorkerProcess(rank, process, errors)
 
 
 def _threads(cores: Sequence[int]) -> str:
@@ -149,8 +149,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _listen_to(workers: Sequence[Worker], listen: Emit) -> None:
-    inbox: queue.SimpleQueue[tuple[Worker, Event | None]] = queue.SimpleQueue()
+def _listen_to(workers: Sequence[WorkerProcess], listen: Emit) -> None:
+    inbox: queue.SimpleQueue[tuple[WorkerProcess, Event | None]] = queue.SimpleQueue()
     for worker in workers:
         threading.Thread(target=_read_events, args=(worker, inbox), daemon=True).start()
     failures: list[Event] = []
@@ -168,7 +168,7 @@ def _listen_to(workers: Sequence[Worker], listen: Emit) -> None:
             listen(event)
 
 
-def _read_events(worker: Worker, inbox: queue.SimpleQueue[tuple[Worker, Event | None]]) -> None:
+def _read_events(worker: WorkerProcess, inbox: queue.SimpleQueue[tuple[WorkerProcess, Event | None]]) -> None:
     assert worker.process.stdout is not None
     with worker.process.stdout as lines:
         for line in lines:
@@ -176,7 +176,7 @@ def _read_events(worker: Worker, inbox: queue.SimpleQueue[tuple[Worker, Event | 
     inbox.put((worker, None))
 
 
-def _drain(inbox: queue.SimpleQueue[tuple[Worker, Event | None]]) -> Iterator[Event]:
+def _drain(inbox: queue.SimpleQueue[tuple[WorkerProcess, Event | None]]) -> Iterator[Event]:
     with suppress(queue.Empty):
         while True:
             _, event = inbox.get_nowait()
@@ -184,7 +184,7 @@ def _drain(inbox: queue.SimpleQueue[tuple[Worker, Event | None]]) -> Iterator[Ev
                 yield event
 
 
-def _blame(ended: Worker, failures: Sequence[Event]) -> str:
+def _blame(ended: WorkerProcess, failures: Sequence[Event]) -> str:
     """Of all that failed, the first: the others fell because it did."""
     if failures:
         first = min(failures, key=lambda event: float(event["time"]))
@@ -194,7 +194,7 @@ def _blame(ended: Worker, failures: Sequence[Event]) -> str:
     return f"worker {ended.rank} {how}\n{ended.tail()}".rstrip()
 
 
-def _end_all(workers: Sequence[Worker]) -> None:
+def _end_all(workers: Sequence[WorkerProcess]) -> None:
     for worker in workers:
         _signal(worker, signal.SIGTERM)
     for worker in workers:
@@ -208,7 +208,7 @@ def _end_all(workers: Sequence[Worker]) -> None:
                 stream.close()
 
 
-def _signal(worker: Worker, number: signal.Signals) -> None:
+def _signal(worker: WorkerProcess, number: signal.Signals) -> None:
     """To the worker and whatever it started."""
     if worker.process.poll() is None:
         with suppress(ProcessLookupError):

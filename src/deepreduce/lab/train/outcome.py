@@ -10,7 +10,7 @@ from typing import Any
 
 from ..report.plain import plain
 from ..report.quantity import in_bytes, in_percent, in_seconds, in_times, quality_format
-from .contract import Plan, Record
+from .contract import Plan, RunRecord
 from .links import parse_rate
 from .race import arrival, dense_run
 from .seeds import averaged, by_spec, spread
@@ -25,7 +25,7 @@ class Outcome:
 
     def __init__(self, plan: Plan, origin: Mapping[str, Any], one_machine: bool = True) -> None:
         self.plan, self.origin, self.one_machine = plan, origin, one_machine
-        self.records: list[Record] = []
+        self.records: list[RunRecord] = []
 
     def write_json(self, path: Path) -> None:
         """Write everything, for programs."""
@@ -35,7 +35,7 @@ class Outcome:
         """Return plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
         return {"plan": asdict(self.plan), "provenance": dict(self.origin), "runs": [self._run(record) for record in self.records]}
 
-    def _run(self, record: Record) -> dict[str, Any]:
+    def _run(self, record: RunRecord) -> dict[str, Any]:
         dense = dense_run([each for each in self.records if each.seed == record.seed])
         reached = None if dense is None else arrival(record, dense.quality, self.computed_rate)
         numbers: dict[str, Any] = {"ratio": ratio(record), "relative_volume": record.relative_volume}
@@ -58,11 +58,11 @@ class Outcome:
         dense = dense_run(self.runs())
         return [self._row(record, dense) for record in self.runs()]
 
-    def runs(self) -> list[Record]:
+    def runs(self) -> list[RunRecord]:
         """Return one record per spec: the mean over its seeds."""
         return [averaged(records) for records in by_spec(self.records).values()]
 
-    def quality(self, record: Record) -> str:
+    def quality(self, record: RunRecord) -> str:
         """Return a quality as people read it, with the standard deviation over seeds."""
         show = quality_format(record.lower_is_better)
         deviation = spread([each.quality for each in by_spec(self.records)[record.spec]])
@@ -76,7 +76,7 @@ class Outcome:
     def _on_a_link(self) -> str:
         return f" (at {self.computed_rate}, computed)" if self.computed_rate else ""
 
-    def _row(self, record: Record, dense: Record | None) -> list[str]:
+    def _row(self, record: RunRecord, dense: RunRecord | None) -> list[str]:
         seconds = record.seconds
         times = (seconds["total"], seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"])
         by_rate = [in_seconds(link_seconds(record, self.plan.link))] if self.plan.link else []
@@ -113,17 +113,17 @@ class Outcome:
         return f"The host of this machine gave its cores to others for part of the time, so seconds are longer: {', '.join(slowed)}."
 
 
-def ratio(record: Record) -> float:
+def ratio(record: RunRecord) -> float:
     """Return how many times fewer bytes went over the network than with dense gradients."""
     return record.bytes_dense / record.bytes_sent if record.bytes_sent else 1.0
 
 
-def link_seconds(record: Record, rate: str) -> float:
+def link_seconds(record: RunRecord, rate: str) -> float:
     """Return how long a link of this rate is busy with what one worker sends."""
     return 8 * record.bytes_sent / parse_rate(rate)
 
 
-def beside_dense(records: Sequence[Record]) -> dict[str, str]:
+def beside_dense(records: Sequence[RunRecord]) -> dict[str, str]:
     """Say of each codec how far its quality is from that of the dense run.
 
     >>> beside_dense([])
@@ -135,7 +135,7 @@ def beside_dense(records: Sequence[Record]) -> dict[str, str]:
     return {record.spec: _distance(record, dense) for record in records if record.spec != "dense"}
 
 
-def _distance(record: Record, dense: Record) -> str:
+def _distance(record: RunRecord, dense: RunRecord) -> str:
     above = record.quality - dense.quality
     if record.lower_is_better:
         return f"{abs(above):.3f} {'above' if above > 0 else 'below'} dense" if abs(above) >= 0.0005 else "equal to dense"

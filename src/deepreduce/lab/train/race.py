@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..report.quantity import in_bytes, in_seconds
-from .contract import Record
+from .contract import RunRecord
 from .links import parse_rate
 
 
@@ -22,12 +22,12 @@ class Arrival:
         return f"{in_seconds(self.seconds)}, {in_bytes(self.bytes_sent)}"
 
 
-def dense_run(records: Sequence[Record]) -> Record | None:
+def dense_run(records: Sequence[RunRecord]) -> RunRecord | None:
     """Return the dense run, if there is one."""
     return next((record for record in records if record.spec == "dense"), None)
 
 
-def arrival(record: Record, wanted: float, rate: str | None = None) -> Arrival | None:
+def arrival(record: RunRecord, wanted: float, rate: str | None = None) -> Arrival | None:
     """Return when a run reached a quality, None if it did not; with a `rate`, as it would be on a link of it."""
     for point in record.curve:
         if record.reaches(point["quality"], wanted):
@@ -35,7 +35,7 @@ def arrival(record: Record, wanted: float, rate: str | None = None) -> Arrival |
     return None
 
 
-def seconds_at(record: Record, point: dict[str, float], rate: str | None = None) -> float:
+def seconds_at(record: RunRecord, point: dict[str, float], rate: str | None = None) -> float:
     """Return the seconds until an evaluation: as measured, or computed for a link of a rate.
 
     Computed are those that were not spent with communication, and the time that the link is busy with what was sent until then.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...step.stats import StepStats, ring_bytes
 from .batches import Batch, Data
-from .contract import Emit, Event, Plan, Record, Throttle, evaluation_steps
+from .contract import Emit, Event, Plan, RunRecord, Throttle, evaluation_steps
 from .schedules import schedule_of
 from .tasks import task_of
 
@@ -152,7 +152,7 @@ class Run(ABC):
         for number, batch in self.batches(self.plan.warm_up):
             self.step(number, batch)
 
-    def go(self, emit: Emit) -> Record:
+    def go(self, emit: Emit) -> RunRecord:
         """Train, measure quality now and then, and sum up."""
         steps = self.job.steps
         measured = evaluation_steps(steps, self.plan.evaluations, self.period)
@@ -202,12 +202,12 @@ class Run(ABC):
         spent = {"bytes_sent": self.ledger.cost.sent_bytes, "seconds": self.ledger.total}
         self._curve.append({"step": step, "loss": loss, "quality": quality} | spent)
 
-    def _record(self, identical: bool) -> Record:
+    def _record(self, identical: bool) -> RunRecord:
         qualities = [point["quality"] for point in self._curve] or [float("nan")]
         ledger, cost = self.ledger, self.ledger.cost
         largest = self.gathered([cost.sent_bytes, cost.dense_bytes, cost.message_bytes]).max(0)
         sent_bytes, dense_bytes, message_bytes = map(int, largest)
-        return Record(
+        return RunRecord(
             spec=self.spec,
             metric=self.task.metric,
             quality=qualities[-1],

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 
-from .contract import Record
+from .contract import RunRecord
 
 
-def averaged(records: Sequence[Record]) -> Record:
+def averaged(records: Sequence[RunRecord]) -> RunRecord:
     """Return the mean of runs of one spec that differ in their seeds; replicas are identical if they were in all of them."""
     if len(records) == 1:
         return records[0]
@@ -27,9 +27,9 @@ def averaged(records: Sequence[Record]) -> Record:
     )
 
 
-def by_spec(records: Sequence[Record]) -> dict[str, list[Record]]:
+def by_spec(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
     """Return the runs of each spec, in the order in which they were first run."""
-    found: dict[str, list[Record]] = {}
+    found: dict[str, list[RunRecord]] = {}
     for record in records:
         found.setdefault(record.spec, []).append(record)
     return found
@@ -48,7 +48,7 @@ def _mean(points: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(point[name] for point in points) for name in points[0]}
 
 
-def _by_step(records: Sequence[Record]) -> dict[int, list[float]]:
+def _by_step(records: Sequence[RunRecord]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for record in records:
         for step, loss in record.losses:
