@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -86,7 +85,9 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
     for number, record in enumerate(records):
         if len(record.shape) > _MAX_DIMENSIONS or 0 in record.shape:
             _check_shape(record.shape, "a tensor" if names is None else f"tensor {shown(names[number])}")
-    sections = list(chain.from_iterable(record.sections for record in records))
+    sections: list[Part] = []
+    for record in records:
+        sections += (record.index_part, record.order_part, record.value_part)
     sizes = list(map(len, sections))
     header, deflated = squeeze(_header(records, sizes, names))
     lead = varint(2 * len(header) + deflated) + header

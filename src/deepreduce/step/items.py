@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,8 +143,9 @@ def decode_all(blobs: Sequence[memoryview], own: Encoded, rank: int) -> list[lis
     names: list[str] = []
     for sender, blob in enumerate(blobs):
         records += own.records if sender == rank else read(blob, own.items, sender)
-        names += [f"{item.name} of rank {sender}" for item in own.items]
-    tensors, count = decode_batch(records, _spaces(own.items) * len(blobs), names), len(own.items)
+        for item in own.items:
+            names.append(f"{item.name} of rank {sender}")
+    tensors, count = decode_batch(records, list(map(_SPACE, own.items)) * len(blobs), names), len(own.items)
     return [tensors[start : start + count] for start in range(0, len(tensors), count)]
 
 
@@ -176,11 +178,10 @@ def _read(blob: memoryview, items: Sequence[Item]) -> Sequence[Record]:
 
 def _decoded(records: Sequence[Record], items: Sequence[Item], sender: int) -> list[SparseTensor]:
     names = [f"{item.name} of rank {sender}" for item in items]
-    return decode_batch(records, _spaces(items), names)
+    return decode_batch(records, list(map(_SPACE, items)), names)
 
 
-def _spaces(items: Sequence[Item]) -> list[Space]:
-    return [item.source.space for item in items]
+_SPACE: Callable[[Item], Space] = attrgetter("source.space")
 
 
 @lru_cache(maxsize=64)

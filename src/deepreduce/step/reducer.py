@@ -157,7 +157,7 @@ class Reducer:
         except Exception as error:
             raise_named(error, name)
         seed = StepSeed(self.seed, bucket.step, rank)
-        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), [each.total for each in compensated], groups, packed)
+        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), list(map(_TOTAL, compensated)), groups, packed)
         watch.add("encode", start)
         return prepared
 
@@ -257,7 +257,7 @@ class Reducer:
         return cost
 
 
-_SHAPE = attrgetter("shape")
+_SHAPE, _TOTAL = attrgetter("shape"), attrgetter("total")
 
 
 def _joint(group: Sequence[int], bucket: Bucket, compensated: Sequence[Compensated]) -> tuple[str, Gradient, Gradient, Source, bool]:
