@@ -46,9 +46,10 @@ class Auto(IndexCodec):
 
     Sizes follow from the gaps of a sample, slices of 256 positions that are spread evenly: all of up to 2,048 positions, a thirty-second
     of very many. `pco` and `shaped` are looked at more closely only where the sample says that they may be the smallest.
-    Where the sample looks random and `rice` or `delta` is near the bound for such positions, no other codec is looked at: encoding takes up to
-    about twice the time of `rice` for 20,000 positions or more, and 0.05 ms more for 300 to 20,000. Where rows and columns are of unlike weight, as in most gradients, the smallest codec is a slow one, mostly
-    `shaped`: encoding takes the time of that codec, and one to two times as much again to find out.
+    Where the sample looks random and `rice` or `delta` is near the bound for such positions, no other codec is looked at: encoding takes
+    up to about twice the time of `rice` for 20,000 positions or more, and 0.05 ms more for 300 to 20,000. Where rows and columns are of
+    unlike weight, as in most gradients, the smallest codec is a slow one, mostly `shaped`: encoding takes the time of that codec, and one
+    to two times as much again to find out.
 
     >>> import deepreduce as dr, numpy as np
     >>> rows = np.zeros((1000, 64), np.float32)
