@@ -11,7 +11,7 @@ from deepreduce.pipeline import decode_batch, encode_batch, restore
 from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, VALUE_STAGE
 from deepreduce.source import DenseSource, Space, as_source
-from deepreduce.tensor import FLOAT_DTYPES, Support
+from deepreduce.tensor import FLOAT_DTYPES, Support, as_support
 
 from .samples import codecs_of
 from .tensors import same_bits
@@ -52,6 +52,21 @@ def test_select(codec, dtype):
     for source, seed, support in zip(sources, seeds, together, strict=True):
         alone = codec.select(source, seed)
         assert (support.numel, support.positions.tolist()) == (source.numel, alone.positions.tolist())
+
+
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
+@pytest.mark.parametrize("codec", SPARSIFIERS)
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1), slice(2, 6), slice(None, None, 2)])
+def test_select_from_one_array(codec, dtype, order):
+    given = [tensor for tensor in tensors(dtype, special=True) if tensor.size]
+    memory = np.concatenate([tensor.reshape(-1) for tensor in given])
+    bounds = np.cumsum([0, *(tensor.size for tensor in given)])
+    sources = DenseSource.between(memory, bounds, [tensor.shape for tensor in given])[order]
+    for source, tensor, support in zip(sources, given[order], codec.select_batch(sources, [7] * len(sources)), strict=True):
+        alone = DenseSource(tensor)
+        expected = as_support(codec.select(alone, 7), tensor.size)
+        assert (source.space.shape, support.positions.tolist()) == (tensor.shape, expected.positions.tolist())
+        assert same_bits(source.gather(support), tensor.reshape(-1)[expected.positions])
 
 
 @pytest.mark.parametrize("codec", INDICES)
@@ -156,10 +171,10 @@ def test_an_error_is_that_of_the_tensor_alone_and_names_it(index, value):
     for part in ("index_part", "value_part"):
         for change in (lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b"\xff" * len(raw)):
             broken = list(records)
-            broken[1] = type(records[1])(**vars(records[1]) | {part: change(bytes(getattr(records[1], part)))})
+            broken[1] = records[1]._replace(**{part: change(bytes(getattr(records[1], part)))})
             alone = refusal(lambda broken=broken: restore(broken[1]))
             if alone is not None:
-                together = refusal(lambda broken=broken: decode_batch(broken, [Space] * 3, names))
+                together = refusal(lambda broken=broken: decode_batch(broken, [Space(gradient.shape) for gradient in gradients], names))
                 assert (type(together), str(together)) == (type(alone), f"b: {alone}")
 
 

@@ -149,7 +149,10 @@ def _in_range(array: Positions, numel: int) -> Positions:
     return array
 
 
-@dataclass(frozen=True, eq=False, init=False)
+_put = object.__setattr__
+
+
+@dataclass(frozen=True, eq=False, init=False, slots=True)
 class SparseTensor:
     """Some elements of a tensor: flat row-major positions, increasing and unique, and one value for each.
 
@@ -171,13 +174,17 @@ class SparseTensor:
         shape_of_indices = (indices.nnz,) if isinstance(indices, Support) else np.shape(indices)
         if len(shape_of_indices) != 1 or values.shape != shape_of_indices:
             raise InputError(f"need as many indices as values, got {shape_of_indices} and {values.shape}")
-        vars(self).update(support=as_support(indices, prod(shape)), values=native, shape=shape)
+        _put(self, "support", as_support(indices, prod(shape)))
+        _put(self, "values", native)
+        _put(self, "shape", shape)
 
     @classmethod
     def trusted(cls, support: Support, values: Values, shape: Shape) -> SparseTensor:
         """A tensor of parts that are known to fit each other: nothing is looked at."""
         tensor = object.__new__(cls)
-        vars(tensor).update(support=support, values=values, shape=shape)
+        _put(tensor, "support", support)
+        _put(tensor, "values", values)
+        _put(tensor, "shape", shape)
         return tensor
 
     @classmethod

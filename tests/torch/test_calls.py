@@ -30,9 +30,9 @@ def test_one_tensor_takes_at_most_150_calls():
         assert calls_of(lambda: allreduce_([gradient], state)) <= 150
 
 
-def test_a_small_tensor_among_many_takes_at_most_45_calls():
+def test_a_small_tensor_among_many_takes_at_most_28_calls():
     with DeepReduceState("topr:0.01/rice/qsgd") as state:
         for _ in range(3):
             allreduce_([torch.randn(2048) for _ in range(500)], state)
         gradients = [torch.randn(2048) for _ in range(500)]
-        assert calls_of(lambda: allreduce_(gradients, state)) <= 45 * 500
+        assert calls_of(lambda: allreduce_(gradients, state)) <= 28 * 500

@@ -32,7 +32,7 @@ _RLE_RUNS = 0.2  # of the positions directly follow another one: with fewer, run
 _PCO_TABLE_BYTES = 30
 _PCO_BIN_BYTES = 1 / 3
 _SHAPED_LEAST_BYTES = 5
-_NEAR = 1.012  # times the bound for random positions
+_NEAREST, _NEAR = 1.01, 1.012  # times the bound for random positions: so near, no other codec, or no slow one, is worth a look
 _MOST_BELOW, _MOST_ABOVE = 0.9, 1.15  # its estimate lies between these times its size, but for nearly full rows
 _SHAPED_TRIED_UP_TO = 4096
 _SHAPED_LEARNING_BYTES = 16  # so many bytes it may take above its estimate, to learn that rows are full
@@ -46,9 +46,10 @@ class Auto(IndexCodec):
 
     Sizes follow from the gaps of a sample, slices of 256 positions that are spread evenly: all of up to 2,048 positions, a thirty-second
     of very many. `pco` and `shaped` are looked at more closely only where the sample says that they may be the smallest.
-    So encoding takes up to about twice the time of `rice` for 20,000 positions or more that are scattered at random, and a tenth of a
-    millisecond more for fewer. Where rows and columns are of unlike weight, as in most gradients, the smallest codec is a slow one, mostly
-    `shaped`: encoding takes the time of that codec, and one to two times as much again to find out.
+    Where the sample looks random and `rice` or `delta` is near the bound for such positions, no other codec is looked at: encoding takes
+    up to about twice the time of `rice` for 20,000 positions or more, and 0.05 ms more for 300 to 20,000. Where rows and columns are of
+    unlike weight, as in most gradients, the smallest codec is a slow one, mostly `shaped`: encoding takes the time of that codec, and one
+    to two times as much again to find out.
 
     >>> import deepreduce as dr, numpy as np
     >>> rows = np.zeros((1000, 64), np.float32)
@@ -77,6 +78,9 @@ class Auto(IndexCodec):
             sizes[_DELTA] = _DELTA.size_bytes(selected, space)
         if kernels.gaps.count_adjacent(sample.positions) >= _RLE_RUNS * sample.nnz:  # a sample does not see the few gaps of whole rows
             sizes[_RLE] = _RLE.size_bytes(selected, space)
+        bound_bytes = growth * kernels.uniform.bound_bits(selected.positions, *_slices(selected.nnz)) / 8
+        if min(sizes.values()) <= _NEAREST * bound_bytes and _looks_random(selected, space):
+            return sizes
         coded_bytes, table_bytes = _entropy_bytes(sample, growth)
         if _GAINS[_HUFFMAN] * coded_bytes < min(sizes.values()):
             sizes[_HUFFMAN] = _HUFFMAN.size_bytes(sample, space, growth)
@@ -84,7 +88,8 @@ class Auto(IndexCodec):
             sizes[_PCO] = len(_PCO.encode(selected, space, 0)[0])
             sizes[_HUFFMAN] = _HUFFMAN.size_bytes(selected, space)  # exact too, as pco's size now is
         smallest = min(sizes.values())
-        if smallest > _SHAPED_LEAST_BYTES and not _is_random(selected, space, smallest / growth):
+        is_random = smallest <= _NEAR * bound_bytes and _looks_random(selected, space)
+        if smallest > _SHAPED_LEAST_BYTES and not is_random:
             sizes[_SHAPED] = _shaped_bytes(selected, space, smallest)
         return sizes
 
@@ -131,11 +136,9 @@ def _entropy_bytes(sample: Support, growth: float) -> tuple[float, float]:
     return growth * (size_bits + unseen_bits) / 8, _PCO_TABLE_BYTES + _PCO_BIN_BYTES * used
 
 
-def _is_random(selected: Support, space: Space, sample_bytes: float) -> bool:
-    """Whether the sample looks as if drawn at random, and its gaps take hardly more than such a sample must."""
-    slices = _slices(selected.nnz)
-    bound_bytes = kernels.uniform.bound_bits(selected.positions, *slices) / 8
-    return sample_bytes <= _NEAR * bound_bytes and _SHAPED.looks_uniform(selected, space, *slices)
+def _looks_random(selected: Support, space: Space) -> bool:
+    """Whether the sample looks as if drawn at random: no codec then takes less than the bound for such positions."""
+    return _SHAPED.looks_uniform(selected, space, *_slices(selected.nnz))
 
 
 def _shaped_bytes(selected: Support, space: Space, smallest: float) -> float:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,8 +24,7 @@ LITERAL = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
 
 
-@dataclass(frozen=True, eq=False)
-class Item:
+class Item(NamedTuple):
     """One tensor of a message and its codec. `selected` fixes the positions beforehand; an `idle` tensor is zero, and nothing is sent."""
 
     name: str
@@ -58,11 +58,6 @@ class Item:
     def holding(self, content: Array | SparseTensor, selected: Support | None = None) -> Item:
         """Return an item of the same name and codec for another tensor, which is not idle if it was not."""
         return Item(self.name, content, self.codec, source_of(content), selected, self.idle)
-
-    @property
-    def space_of(self) -> Callable[[Shape], Space]:
-        """How positions are enumerated where the tensor lives."""
-        return Space if isinstance(self.content, SparseTensor | np.ndarray) else arrays_of(self.content).space_of(self.content)
 
     def seed(self, seed: StepSeed) -> int:
         """Return the seed of this tensor; where positions follow from it, all ranks share it, so that their sum has no more."""
@@ -145,14 +140,12 @@ def decode(blob: memoryview, items: Sequence[Item], sender: int) -> list[SparseT
 def decode_all(blobs: Sequence[memoryview], own: Encoded, rank: int) -> list[list[SparseTensor]]:
     """Return the tensors of the messages of all ranks, decoded together. The rank's own message is at hand: it is not read again."""
     records: list[Record] = []
-    spaces: list[Callable[[Shape], Space]] = []
     names: list[str] = []
     for sender, blob in enumerate(blobs):
         records += own.records if sender == rank else read(blob, own.items, sender)
         for item in own.items:
-            spaces.append(item.space_of)
             names.append(f"{item.name} of rank {sender}")
-    tensors, count = decode_batch(records, spaces, names), len(own.items)
+    tensors, count = decode_batch(records, list(map(_SPACE, own.items)) * len(blobs), names), len(own.items)
     return [tensors[start : start + count] for start in range(0, len(tensors), count)]
 
 
@@ -185,7 +178,10 @@ def _read(blob: memoryview, items: Sequence[Item]) -> Sequence[Record]:
 
 def _decoded(records: Sequence[Record], items: Sequence[Item], sender: int) -> list[SparseTensor]:
     names = [f"{item.name} of rank {sender}" for item in items]
-    return decode_batch(records, [item.space_of for item in items], names)
+    return decode_batch(records, list(map(_SPACE, items)), names)
+
+
+_SPACE: Callable[[Item], Space] = attrgetter("source.space")
 
 
 @lru_cache(maxsize=64)

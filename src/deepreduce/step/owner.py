@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def _outgoing(tensor: Item, mean: Gradient, parts: Sequence[SparseTensor], most:
     else:
         content = tensor.arrays.narrow(mean, tensor.dtype)
     outgoing = Item(tensor.name, content, tensor.codec, items.source_of(content))
-    return replace(outgoing, selected=_selected(outgoing, parts, most))
+    return outgoing._replace(selected=_selected(outgoing, parts, most))
 
 
 def _selected(tensor: Item, parts: Sequence[SparseTensor], most: int | None) -> Support:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, pairwise
 from math import ceil
 from time import perf_counter
@@ -135,7 +135,7 @@ class Sharded(Topology):
         for tensor, selected in zip(tensors, items.select(tensors, seed), strict=True):
             owner = _single_owner(tensor.name, tensor.numel, size)
             if owner is not None:
-                pieces[owner].append(replace(tensor, selected=selected))
+                pieces[owner].append(tensor._replace(selected=selected))
                 continue
             for of_owner, piece in zip(pieces, _cut(tensor, selected, size), strict=True):
                 of_owner.append(piece)
