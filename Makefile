@@ -13,6 +13,7 @@ export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
 PARALLEL := -n auto --maxprocesses 8
+TWO_FILES := -n 2 --dist loadfile
 
 # What the demo trains by: its kernels are compiled with the set-up.
 DEMO_CODECS := topr:0.01/rice/qsgd topr:0.01/rice/fitpoly topr:0.01/bloom:p2,fpr=0.001/qsgd
@@ -32,12 +33,13 @@ types: $(INSTALLED)
 	$(BIN)/mypy --strict src
 
 # The core first: it compiles the kernels once, before many worker processes would each do so at the same time. Then each framework by
-# itself: its workers are forked from a server that has imported it already, and there is one such server in a process.
+# itself: its ranks are forked from a server that has imported it already, and there is one such server in a process. Two files at a time:
+# ranks often wait for each other.
 unit: $(INSTALLED)
 	$(BIN)/pytest $(PARALLEL) tests/test_*.py src
-	$(BIN)/pytest tests/jax
-	$(BIN)/pytest tests/tensorflow
-	$(BIN)/pytest tests/torch tests/integrations/test_fsdp.py
+	$(BIN)/pytest $(TWO_FILES) tests/jax
+	$(BIN)/pytest $(TWO_FILES) tests/tensorflow
+	$(BIN)/pytest $(TWO_FILES) tests/torch tests/integrations/test_fsdp.py
 
 # The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
 bounds: $(INSTALLED)
