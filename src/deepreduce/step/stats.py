@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from dataclasses import dataclass, field
 from math import prod
+from operator import add
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
     from .trial import Choice
 
+
+_Counted = tuple[int, ...]
+"""The fields of a `ParameterStats`: the garbage collector does not look at tuples of numbers, of which a history has very many."""
 
 _LOCK = threading.Lock()  # of all stats: one of their own would keep them from being pickled
 
@@ -30,7 +34,7 @@ def ring_bytes(gradient_bytes: int, workers: int) -> int:
     return 2 * (workers - 1) * gradient_bytes // workers
 
 
-@dataclass
+@dataclass(frozen=True)
 class ParameterStats:
     """One parameter in one step: what this rank encoded of it."""
 
@@ -55,14 +59,6 @@ class ParameterStats:
         """Bits spent on values, and on their order, for each kept element."""
         return 8 * self.value_bytes / self.nnz if self.nnz else 0.0
 
-    def merge(self, other: ParameterStats) -> None:
-        """Add what another part of the same parameter cost."""
-        self.dense_bytes += other.dense_bytes
-        self.message_bytes += other.message_bytes
-        self.nnz += other.nnz
-        self.index_bytes += other.index_bytes
-        self.value_bytes += other.value_bytes
-
 
 @dataclass
 class StepStats:
@@ -79,7 +75,12 @@ class StepStats:
     encode_seconds: float = 0.0
     exchange_seconds: float = 0.0
     decode_seconds: float = 0.0
-    parameters: dict[str, ParameterStats] = field(default_factory=dict)
+    _counted: dict[str, _Counted] = field(default_factory=dict, repr=False)
+
+    @property
+    def parameters(self) -> dict[str, ParameterStats]:
+        """What each parameter cost, by its name."""
+        return {name: ParameterStats(*counted) for name, counted in self._counted.items()}
 
     @property
     def ratio(self) -> float:
@@ -108,11 +109,9 @@ class StepStats:
         """Count one tensor of a message; several may belong to one parameter."""
         dense_bytes, index_bytes = prod(record.shape) * record.dtype.itemsize, len(record.index_part)
         value_bytes = len(record.order_part) + len(record.value_part)
-        part = ParameterStats(dense_bytes, index_bytes + value_bytes, record.nnz, index_bytes, value_bytes)
-        if label in self.parameters:
-            self.parameters[label].merge(part)
-        else:
-            self.parameters[label] = part
+        counted = dense_bytes, index_bytes + value_bytes, record.nnz, index_bytes, value_bytes
+        before = self._counted.get(label)
+        self._counted[label] = counted if before is None else tuple(map(add, before, counted))
         self.dense_bytes += dense_bytes
 
     def merge(self, bucket: StepStats) -> None:
@@ -123,7 +122,7 @@ class StepStats:
         self.encode_seconds += bucket.encode_seconds
         self.exchange_seconds += bucket.exchange_seconds
         self.decode_seconds += bucket.decode_seconds
-        self.parameters |= bucket.parameters
+        self._counted |= bucket._counted
 
     def scalars(self) -> dict[str, float]:
         """The totals by name, for a log."""
