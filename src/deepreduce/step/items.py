@@ -155,14 +155,18 @@ def decode(messages: Sequence[Encoded]) -> list[list[SparseTensor]]:
         for item in each.items:
             spaces.append(item.space_of)
             names.append(f"{item.name} of rank {each.sender}")
-    tensors = iter(decode_batch(records, spaces, names))
-    return [list(islice(tensors, len(each.items))) for each in messages]
+    tensors, rows = iter(decode_batch(records, spaces, names)), []
+    for each in messages:
+        rows.append(list(islice(tensors, len(each.items))))
+    return rows
 
 
 def read_all(blobs: Sequence[memoryview], expected: Sequence[Sequence[Item]], own: Encoded) -> list[Encoded]:
     """Return the messages of all ranks, each of which must be for its items. The rank's own message is at hand: it is not read again."""
-    given = enumerate(zip(blobs, expected, strict=True))
-    return [own if sender == own.sender else read(blob, items, sender) for sender, (blob, items) in given]
+    messages = []
+    for sender, (blob, items) in enumerate(zip(blobs, expected, strict=True)):
+        messages.append(own if sender == own.sender else read(blob, items, sender))
+    return messages
 
 
 def read(blob: memoryview, items: Sequence[Item], sender: int) -> Encoded:
