@@ -3,6 +3,7 @@
     python benchmarks/step.py                                   # ResNet-50, 2 ranks on three links, 4 ranks on one
     python benchmarks/step.py --model gpt2 --links 2:1gbit --rounds 1
     python benchmarks/step.py --links 8:100mbit --sides allgather sharded
+    python benchmarks/step.py --model gpt2 --links              # one rank without a network only
     python benchmarks/plot_step.py docs/step.csv docs/step.png  # the picture, and the tables as Markdown
 
 All sides take turns in one process group, on links of their own (`deepreduce.lab.train.links`; Linux, no root where users may make
@@ -95,7 +96,7 @@ def link(text: str) -> tuple[int, str | None]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=MODELS, default="resnet50")
-    parser.add_argument("--links", nargs="+", default=["2:none", "2:1gbit", "2:100mbit", "4:1gbit"], metavar="RANKS:RATE")
+    parser.add_argument("--links", nargs="*", default=["2:none", "2:1gbit", "2:100mbit", "4:1gbit"], metavar="RANKS:RATE")
     parser.add_argument("--sides", nargs="+", default=SIDES, choices=(*SIDES, "allreduce hook", "server"), metavar="SIDE")
     parser.add_argument("--spec", default="topr:0.01/rice/qsgd")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a turn (5)")

@@ -156,10 +156,10 @@ def test_an_error_is_that_of_the_tensor_alone_and_names_it(index, value):
     for part in ("index_part", "value_part"):
         for change in (lambda raw: raw[:-1], lambda raw: raw + b"\0", lambda raw: b"\xff" * len(raw)):
             broken = list(records)
-            broken[1] = type(records[1])(**vars(records[1]) | {part: change(bytes(getattr(records[1], part)))})
+            broken[1] = records[1]._replace(**{part: change(bytes(getattr(records[1], part)))})
             alone = refusal(lambda broken=broken: restore(broken[1]))
             if alone is not None:
-                together = refusal(lambda broken=broken: decode_batch(broken, [Space] * 3, names))
+                together = refusal(lambda broken=broken: decode_batch(broken, [Space(gradient.shape) for gradient in gradients], names))
                 assert (type(together), str(together)) == (type(alone), f"b: {alone}")
 
 

@@ -139,7 +139,8 @@ def test_a_batch_is_its_tensors_one_by_one():
     records = pipeline.encode_batch(codecs, [as_source(gradient) for gradient in gradients], [3, 4, 5, 6], list("abcd"), [None] * 4)
     for number, (codec, gradient, record) in enumerate(zip(codecs, gradients, records, strict=True)):
         assert message.write([record]) == codec.encode(gradient, seed=3 + number)
-    decoded = pipeline.decode_batch(message.read(message.write(records, list("abcd"))).records, [Space] * 4, list("abcd"))
+    received, spaces = message.read(message.write(records, list("abcd"))).records, [Space(gradient.shape) for gradient in gradients]
+    decoded = pipeline.decode_batch(received, spaces, list("abcd"))
     for codec, gradient, tensor, seed in zip(codecs, gradients, decoded, (3, 4, 5, 6), strict=True):
         assert np.array_equal(tensor.to_dense(), dr.decode(codec.encode(gradient, seed)))
     with pytest.raises(ValueError, match="zip"):
@@ -150,4 +151,4 @@ def test_what_was_selected_before_is_sent():
     gradient, chosen = np.float32([5, 4, 3, 2, 1]), Support([1, 3], 5)
     codec = dr.parse("topr:1/rice/raw")
     (record,) = pipeline.encode_batch([codec], [as_source(gradient)], [0], ["w"], [chosen])
-    assert pipeline.decode_batch([record], [Space], ["w"])[0].to_dense().tolist() == [0, 4, 0, 2, 0]
+    assert pipeline.decode_batch([record], [Space(gradient.shape)], ["w"])[0].to_dense().tolist() == [0, 4, 0, 2, 0]

@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,8 +56,7 @@ Layout = tuple[CodecId, CodecId, CodecId]
 """The sparsifier, the index codec and the value codec of a tensor."""
 
 
-@dataclass(frozen=True, eq=False)
-class Record:
+class Record(NamedTuple):
     """One tensor of a message: what it is, which codecs were used, and their three sections."""
 
     shape: Shape
@@ -86,13 +86,11 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
     for number, record in enumerate(records):
         if len(record.shape) > _MAX_DIMENSIONS or 0 in record.shape:
             _check_shape(record.shape, "a tensor" if names is None else f"tensor {shown(names[number])}")
-    sections: list[Part] = []
-    for record in records:
-        sections += (record.index_part, record.order_part, record.value_part)
+    sections = list(chain.from_iterable(record.sections for record in records))
     sizes = list(map(len, sections))
     header, deflated = squeeze(_header(records, sizes, names))
     lead = varint(2 * len(header) + deflated) + header
-    parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + sum(sizes) + _CRC_BYTES) + lead, *sections]
+    parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + sum(sizes) + _CRC_BYTES) + lead, *filter(len, sections)]
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
@@ -176,9 +174,12 @@ def open_body(blob: Buffer) -> Reader:
 def _header(records: Sequence[Record], sizes: Sequence[int], names: Sequence[str] | None) -> bytes:
     table: dict[bytes, int] = {}
     numbers: list[int] = []
+    number, before = -1, None
     for at, record in enumerate(records):
-        number = table.setdefault(_layout(record.dtype, record.layout), len(table))
-        numbers += (number, len(record.shape), *record.shape, record.nnz, *sizes[3 * at : 3 * at + 3])
+        shape, dtype, nnz, layout = record[:4]
+        if before is None or layout is not before.layout or dtype is not before.dtype:  # mostly the same, and a hash of it costs
+            number, before = table.setdefault(_layout(dtype, layout), len(table)), record
+        numbers += (number, len(shape), *shape, nnz, *sizes[3 * at : 3 * at + 3])
     if len(table) > _MAX_LAYOUTS:
         raise InputError(f"a message has at most {_MAX_LAYOUTS} different codecs with their arguments, got {len(table)}")
     kind, named = (_SINGLE, b"") if names is None else (_NAMED_TENSORS, _names(tuple(names)))

@@ -26,7 +26,7 @@ from .parameters import shown
 from .reader import Reader
 from .seeds import mix
 from .source import Source, Space, as_source
-from .tensor import Positions, Shape, SparseTensor, Support, Values, as_support
+from .tensor import Positions, SparseTensor, Support, Values, as_support
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -227,13 +227,13 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_ten
     return {name: restore(record) for name, record in read_named(blob, max_numel, max_tensors).items()}
 
 
-def restore(record: Record, space_of: Callable[[Shape], Space] = Space) -> SparseTensor:
+def restore(record: Record, space: Space | None = None) -> SparseTensor:
     """The walk backwards, for one tensor. An adapter gives the space in which its device enumerates positions."""
+    space = Space(record.shape) if space is None else space
     _, index, value = codecs_of(record.layout)
     index_part, value_part = Reader(record.index_part), Reader(record.value_part)
     values = value.decode(value_part, record.nnz, record.dtype)
     value_part.expect_end()
-    space = space_of(record.shape)
     positions = index.decode(index_part, record.nnz, space)
     index_part.expect_end()
     return _restored(record, space, positions, values)
@@ -308,40 +308,44 @@ def encode_batch(
     return list(map(records.__getitem__, range(len(codecs))))
 
 
-def decode_batch(records: Sequence[Record], spaces_of: Sequence[Callable[[Shape], Space]], names: Sequence[str]) -> list[SparseTensor]:
-    """Decode many tensors, each in the space in which its device enumerates positions; an error names the tensor.
+def decode_batch(records: Sequence[Record], spaces: Sequence[Space], names: Sequence[str]) -> list[SparseTensor]:
+    """Decode many tensors, each in its space, where its device enumerates positions; an error names the tensor.
 
     >>> import numpy as np
     >>> records = encode_batch([parse("nonzero/rice/raw")], [as_source(np.float32([0, 3]))], [0], ["w"], [None])
-    >>> decode_batch(records, [Space], ["w"])[0].to_dense()
+    >>> decode_batch(records, [Space((2,))], ["w"])[0].to_dense()
     array([0., 3.], dtype=float32)
     """
-    groups: dict[tuple[Layout, np.dtype[Any], object], list[int]] = {}
-    for number, (record, space_of) in enumerate(zip(records, spaces_of, strict=True)):
-        groups.setdefault((record.layout, record.dtype, space_of), []).append(number)
+    groups: dict[tuple[Layout, np.dtype[Any]], list[int]] = {}
+    before, group = None, []
+    for number, record in enumerate(records):
+        if before is None or record.layout is not before.layout or record.dtype is not before.dtype:
+            before, group = record, groups.setdefault((record.layout, record.dtype), [])
+        group.append(number)
     tensors: dict[int, SparseTensor] = {}
     for group in groups.values():
         try:
-            tensors.update(zip(group, restore_batch(list(map(records.__getitem__, group)), spaces_of[group[0]]), strict=True))
+            own = list(map(records.__getitem__, group)), list(map(spaces.__getitem__, group))
+            tensors.update(zip(group, restore_batch(*own), strict=True))
         except FormatError:  # one by one, to find the tensor
             for i in group:
                 try:
-                    tensors[i] = restore(records[i], spaces_of[i])
+                    tensors[i] = restore(records[i], spaces[i])
                 except FormatError as error:
                     raise_named(error, names[i])
     return list(map(tensors.__getitem__, range(len(records))))
 
 
-def restore_batch(records: Sequence[Record], space_of: Callable[[Shape], Space] = Space) -> list[SparseTensor]:
+def restore_batch(records: Sequence[Record], spaces: Sequence[Space]) -> list[SparseTensor]:
     """The walk backwards for many tensors of one layout and dtype at once: the same tensors."""
     _, index, value = codecs_of(records[0].layout)
-    counts, spaces = list(map(_NNZ, records)), list(map(space_of, map(_SHAPE, records)))
+    counts = list(map(_NNZ, records))
     values = value.decode_batch(list(map(_VALUE_PART, records)), counts, records[0].dtype)
     positions = index.decode_batch(list(map(_INDEX_PART, records)), counts, spaces)
     return list(map(_restored, records, spaces, positions, values))
 
 
-_SPACE, _SHAPE, _NNZ, _INDEX_PART, _VALUE_PART = map(operator.attrgetter, ("space", "shape", "nnz", "index_part", "value_part"))
+_SPACE, _NNZ, _INDEX_PART, _VALUE_PART = map(operator.attrgetter, ("space", "nnz", "index_part", "value_part"))
 
 
 def _restored(record: Record, space: Space, positions: Support | Positions, values: Values) -> SparseTensor:

@@ -82,11 +82,21 @@ class DenseSource(Source):
     """A numpy array. It is read, never written; made contiguous only if it is not."""
 
     def __init__(self, array: Values) -> None:
-        self._gathered: tuple[Support | None, Values] = None, _NOTHING  # what `top` saw of the elements that it selected
+        self._gathered: tuple[Support | None, Values] = None, _NOTHING  # what was selected, and the values there
         self.space = Space(array.shape)
         self.dtype = float_dtype(array.dtype)
         self._flat = np.ascontiguousarray(array, self.dtype).reshape(-1)
         self._bits = self._flat.view(_BITS[self.dtype.itemsize])
+        self._memory, self._start = self._bits, 0  # an array in which the bits lie from here on, for `_joined`
+
+    @classmethod
+    def between(cls, memory: Values, bounds: Positions, shapes: Sequence[Shape]) -> list[DenseSource]:
+        """Return sources of the arrays that lie between two bounds each in one flat array: what is done for many of them copies nothing."""
+        bits = memory.view(_BITS[memory.itemsize])
+        sources = [cls(own.reshape(shape)) for own, shape in zip(ragged.cut(memory, bounds), shapes, strict=True)]
+        for source, start in zip(sources, bounds.tolist()[:-1], strict=True):
+            source._memory, source._start = bits, start
+        return sources
 
     def all(self) -> Support:
         return Support.all(self.numel)
@@ -213,15 +223,29 @@ def _select_batch(sources: Sequence[Source], alone: Callable[[int], Support], to
     """Select from small gradients of one dtype in one call of a kernel for ragged arrays, and from every other one alone."""
     if len(sources) == 1:
         return [alone(0)]
-    supports = [None if _is_small(source) else alone(index) for index, source in enumerate(sources)]
-    for dtype in {source.dtype for source, support in zip(sources, supports, strict=True) if support is None}:
-        group = [index for index, support in enumerate(supports) if support is None and sources[index].dtype == dtype]
-        bits = [sources[index]._bits for index in group]  # type: ignore[attr-defined]
-        positions, ends = together(ragged.joined(bits), dtype, ragged.bounds_of([own.size for own in bits]), group)
-        for index, own in zip(group, ragged.cut(positions, ends), strict=True):
-            supports[index] = Support.trusted(own, sources[index].numel)
-    return [support for support in supports if support is not None]
+    supports: dict[int, Support] = {}
+    groups: dict[np.dtype[Any], list[int]] = {}
+    for index, source in enumerate(sources):
+        if type(source) is DenseSource and 0 < source.space.numel < kernels.selection.SMALL:
+            groups.setdefault(source.dtype, []).append(index)
+        else:
+            supports[index] = alone(index)
+    for dtype, group in groups.items():
+        members: list[Any] = list(map(sources.__getitem__, group))
+        bits, bounds = _joined(members)
+        positions, ends = together(bits, dtype, bounds, group)
+        found = bits[positions + np.repeat(bounds[:-1], np.diff(ends))].view(dtype)
+        for index, source, own, values in zip(group, members, ragged.cut(positions, ends), ragged.cut(found, ends), strict=True):
+            supports[index] = selected = Support.trusted(own, source.space.numel)
+            source._gathered = selected, values
+    return list(map(supports.__getitem__, range(len(sources))))
 
 
-def _is_small(source: Source) -> bool:
-    return type(source) is DenseSource and 0 < source.space.numel < kernels.selection.SMALL
+def _joined(sources: Sequence[DenseSource]) -> tuple[Values, Positions]:
+    """The bits of these gradients one after another, and their bounds; no copy where they lie so."""
+    bounds = ragged.bounds_of([source.space.numel for source in sources])
+    memory, start = sources[0]._memory, sources[0]._start
+    starts = [source._start for source in sources if source._memory is memory]
+    if len(starts) == len(sources) and np.array_equal(starts, start + bounds[:-1]):
+        return memory[start : start + bounds[-1]], bounds
+    return np.concatenate([source._bits for source in sources]), bounds

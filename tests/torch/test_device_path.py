@@ -31,7 +31,7 @@ def check_same_message(spec, gradient, seed):
     codec = dr.parse(spec)
     blob = codec.encode(TorchSource(to_torch(gradient)), seed=seed)
     assert blob == codec.encode(gradient, seed=seed)
-    expected, seen = dr.decode_sparse(blob), restore(read_single(blob, DEFAULT_MAX_NUMEL), FORCED)
+    expected, seen = dr.decode_sparse(blob), restore(record := read_single(blob, DEFAULT_MAX_NUMEL), FORCED(record.shape))
     assert np.array_equal(expected.indices, seen.indices)
     assert same_bits(expected.values, seen.values)
 

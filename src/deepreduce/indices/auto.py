@@ -32,7 +32,7 @@ _RLE_RUNS = 0.2  # of the positions directly follow another one: with fewer, run
 _PCO_TABLE_BYTES = 30
 _PCO_BIN_BYTES = 1 / 3
 _SHAPED_LEAST_BYTES = 5
-_NEAR = 1.012  # times the bound for random positions
+_NEAREST, _NEAR = 1.01, 1.012  # times the bound for random positions: so near, no other codec, or no slow one, is worth a look
 _MOST_BELOW, _MOST_ABOVE = 0.9, 1.15  # its estimate lies between these times its size, but for nearly full rows
 _SHAPED_TRIED_UP_TO = 4096
 _SHAPED_LEARNING_BYTES = 16  # so many bytes it may take above its estimate, to learn that rows are full
@@ -77,6 +77,9 @@ class Auto(IndexCodec):
             sizes[_DELTA] = _DELTA.size_bytes(selected, space)
         if kernels.gaps.count_adjacent(sample.positions) >= _RLE_RUNS * sample.nnz:  # a sample does not see the few gaps of whole rows
             sizes[_RLE] = _RLE.size_bytes(selected, space)
+        bound_bytes = growth * kernels.uniform.bound_bits(selected.positions, *_slices(selected.nnz)) / 8
+        if min(sizes.values()) <= _NEAREST * bound_bytes and _looks_random(selected, space):
+            return sizes
         coded_bytes, table_bytes = _entropy_bytes(sample, growth)
         if _GAINS[_HUFFMAN] * coded_bytes < min(sizes.values()):
             sizes[_HUFFMAN] = _HUFFMAN.size_bytes(sample, space, growth)
@@ -84,7 +87,8 @@ class Auto(IndexCodec):
             sizes[_PCO] = len(_PCO.encode(selected, space, 0)[0])
             sizes[_HUFFMAN] = _HUFFMAN.size_bytes(selected, space)  # exact too, as pco's size now is
         smallest = min(sizes.values())
-        if smallest > _SHAPED_LEAST_BYTES and not _is_random(selected, space, smallest / growth):
+        is_random = smallest <= _NEAR * bound_bytes and _looks_random(selected, space)
+        if smallest > _SHAPED_LEAST_BYTES and not is_random:
             sizes[_SHAPED] = _shaped_bytes(selected, space, smallest)
         return sizes
 
@@ -131,11 +135,9 @@ def _entropy_bytes(sample: Support, growth: float) -> tuple[float, float]:
     return growth * (size_bits + unseen_bits) / 8, _PCO_TABLE_BYTES + _PCO_BIN_BYTES * used
 
 
-def _is_random(selected: Support, space: Space, sample_bytes: float) -> bool:
-    """Whether the sample looks as if drawn at random, and its gaps take hardly more than such a sample must."""
-    slices = _slices(selected.nnz)
-    bound_bytes = kernels.uniform.bound_bits(selected.positions, *slices) / 8
-    return sample_bytes <= _NEAR * bound_bytes and _SHAPED.looks_uniform(selected, space, *slices)
+def _looks_random(selected: Support, space: Space) -> bool:
+    """Whether the sample looks as if drawn at random: no codec then takes less than the bound for such positions."""
+    return _SHAPED.looks_uniform(selected, space, *_slices(selected.nnz))
 
 
 def _shaped_bytes(selected: Support, space: Space, smallest: float) -> float:

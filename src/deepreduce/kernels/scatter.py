@@ -66,15 +66,18 @@ def compensate_ragged(
     """
     beyond = 0
     for t in range(bounds.size - 1):
-        touched = False
-        for i in range(bounds[t], bounds[t + 1]):
-            touched |= gradients[i] != 0
-        idle[t] = not touched
-        if touched:
-            for i in range(bounds[t], bounds[t + 1]):
-                total = gradients[i] + factor * residuals[i]
-                out[i] = total
-                beyond += not (abs(total) <= largest)
+        own = slice(bounds[t], bounds[t + 1])  # numba makes vector instructions of loops over slices only
+        idle[t] = _is_zero(gradients[own])
+        if idle[t]:
+            out[own] = residuals[own]
         else:
-            out[bounds[t] : bounds[t + 1]] = residuals[bounds[t] : bounds[t + 1]]
+            beyond += plus_scaled(gradients[own], residuals[own], factor, largest, out[own])
     return beyond
+
+
+@kernel
+def _is_zero(array: Dense) -> bool:
+    for element in array:  # noqa: SIM110 (numba has no all())
+        if element != 0:
+            return False
+    return True

@@ -23,6 +23,7 @@ MAGNITUDE = {n: 2 ** (8 * n - 1) - 1 for n in (2, 4, 8)}
 _BIN_BITS = 15
 SMALL = 1 << 15
 """Below this, the table of bins costs more than the elements."""
+_BLOCK = 32
 
 
 @lru_cache
@@ -185,27 +186,41 @@ def top_between(bits: Bits, dtype: np.dtype[Any], bounds: Positions, count: int)
 
 
 @kernel
+def _raise(maxima: Bits, bits: Bits, mask: int) -> None:
+    """Raise each of the maxima to the element beside it; there are as many elements as maxima, or fewer."""
+    for i in range(bits.size):
+        maxima[i] = max(maxima[i], bits[i] & mask)
+
+
+@kernel
+def _has(bits: Bits, mask: int, least: int) -> bool:
+    """Whether the masked bits are at least `least` anywhere. No early end: so the compiler looks at eight elements at once."""
+    found = False
+    for i in range(bits.size):
+        found |= (bits[i] & mask) >= least
+    return found
+
+
+@kernel
 def _candidates(bits: Bits, mask: int, infinity: int, count: int, where: Positions, keys: Bits) -> int:
     """Write the positions and keys of all elements that may be among the `count` largest or are not finite; return how many these are.
 
-    Only those may be that are at least as large as the count-th largest of the maxima of runs: so many of them are. Other runs are skipped.
+    With the elements in rows of `maxima.size`, only those may be that are at least as large as the count-th largest maximum of a column: so
+    many of them are.
     """
-    run = max(1, bits.size // (4 * max(1, count)))
-    maxima = np.empty((bits.size + run - 1) // run, bits.dtype)
-    for r in range(maxima.size):
-        largest = bits[r * run] & mask
-        for i in range(r * run + 1, min(bits.size, (r + 1) * run)):
-            largest = max(largest, bits[i] & mask)
-        maxima[r] = largest
+    maxima = np.zeros(min(bits.size, 2 * count), bits.dtype)
     floor = infinity
     if count:
+        for start in range(0, bits.size, maxima.size):
+            _raise(maxima, bits[start : start + maxima.size], mask)
         floor = min(infinity, np.partition(maxima, maxima.size - count)[maxima.size - count])
     n = 0
-    for r in range(maxima.size):
-        if maxima[r] >= floor:
-            for i in range(r * run, min(bits.size, (r + 1) * run)):
-                key = bits[i] & mask
-                where[n], keys[n] = i, key
+    for start in range(0, bits.size, _BLOCK):
+        block = bits[start : start + _BLOCK]
+        if _has(block, mask, floor):
+            for i in range(block.size):
+                key = block[i] & mask
+                where[n], keys[n] = start + i, key
                 n += key >= floor
     return n
 

@@ -7,7 +7,7 @@ Only these operations touch all elements of a tensor. `Host` has them for numpy 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import kernels
 from ..errors import InputError
-from ..source import DenseSource, Source, Space
+from ..source import DenseSource, Source
 from ..tensor import Positions, Shape, SparseTensor, Values, float_dtype
 
 Array = Any
@@ -50,10 +50,6 @@ class Arrays(ABC):
     @abstractmethod
     def source(self, array: Array) -> Source:
         """Return the tensor as the pipeline reads it."""
-
-    @abstractmethod
-    def space_of(self, array: Array) -> Callable[[Shape], Space]:
-        """Return how positions are enumerated where this tensor lives."""
 
     @abstractmethod
     def wide(self, array: Array) -> Array:
@@ -150,9 +146,6 @@ class Host(Arrays):
 
     def source(self, array: Array) -> Source:
         return DenseSource(array)
-
-    def space_of(self, array: Array) -> Callable[[Shape], Space]:
-        return Space
 
     def wide(self, array: Array) -> Array:
         return array.astype(wide_dtype(self.dtype(array)), copy=False)

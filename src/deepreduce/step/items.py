@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,7 @@ LITERAL = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
 
 
-@dataclass(frozen=True, eq=False)
-class Item:
+class Item(NamedTuple):
     """One tensor of a message and its codec. `selected` fixes the positions beforehand; an `idle` tensor is zero, and nothing is sent."""
 
     name: str
@@ -59,15 +58,6 @@ class Item:
     def holding(self, content: Array | SparseTensor, selected: Support | None = None) -> Item:
         """Return an item of the same name and codec for another tensor, which is not idle if it was not."""
         return Item(self.name, content, self.codec, source_of(content), selected, self.idle)
-
-    def selecting(self, selected: Support) -> Item:
-        """Return the same item with its positions fixed."""
-        return Item(self.name, self.content, self.codec, self.source, selected, self.idle)
-
-    @property
-    def space_of(self) -> Callable[[Shape], Space]:
-        """How positions are enumerated where the tensor lives."""
-        return Space if isinstance(self.content, SparseTensor | np.ndarray) else arrays_of(self.content).space_of(self.content)
 
     def seed(self, seed: StepSeed) -> int:
         """Return the seed of this tensor; where positions follow from it, all ranks share it, so that their sum has no more."""
@@ -148,12 +138,12 @@ def encode(groups: Sequence[Sequence[Item]], seed: StepSeed) -> list[Encoded]:
 def decode(messages: Sequence[Encoded]) -> list[list[SparseTensor]]:
     """Return the tensors of each message, all decoded together. An error names the rank and the tensor."""
     records: list[Record] = []
-    spaces: list[Callable[[Shape], Space]] = []
     names: list[str] = []
+    spaces: list[Space] = []
     for each in messages:
         records += each.records
         for item in each.items:
-            spaces.append(item.space_of)
+            spaces.append(item.source.space)
             names.append(f"{item.name} of rank {each.sender}")
     tensors, rows = iter(decode_batch(records, spaces, names)), []
     for each in messages:

@@ -37,8 +37,9 @@ class Owner:
                 if trip.owned is not None:
                     means = [trip.owned.compensate(tensor.name, mean) for tensor, mean in zip(own.items, means, strict=True)]
                 outgoing = list(map(_outgoing, own.items, means))
-                selected = map(Item.selecting, outgoing, _selected(outgoing, columns, allowed))
-                return cls(items.encode([list(selected)], trip.seed)[0], means, trip.owned)
+                supports = zip(outgoing, _selected(outgoing, columns, allowed), strict=True)
+                selected = [tensor._replace(selected=support) for tensor, support in supports]
+                return cls(items.encode([selected], trip.seed)[0], means, trip.owned)
         except Exception as error:
             return Failure(error)
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import kernels, ragged
+from ..source import DenseSource, Source
 from ..tensor import Positions, SparseTensor, Values
 from .arrays import Array, largest_of
 
@@ -23,16 +24,27 @@ _LARGEST = np.float32(largest_of(_DTYPE))
 
 @dataclass(eq=False)
 class Flat:
-    """Arrays of float32 one after another in memory: the whole of it, and each of them."""
+    """Arrays of float32 one after another in memory: the whole of it, each of them, and each as the pipeline reads it."""
 
     whole: Values
     parts: list[Values]
+    sources: list[DenseSource]
 
     @classmethod
     def like(cls, arrays: Sequence[Values], bounds: Positions) -> Flat:
         """Return room for arrays of these shapes."""
-        whole = np.empty(bounds[-1], _DTYPE)
-        return cls(whole, [part.reshape(array.shape) for part, array in zip(ragged.cut(whole, bounds), arrays, strict=True)])
+        whole, shapes = np.empty(bounds[-1], _DTYPE), [array.shape for array in arrays]
+        parts = [part.reshape(shape) for part, shape in zip(ragged.cut(whole, bounds), shapes, strict=True)]
+        return cls(whole, parts, DenseSource.between(whole, bounds, shapes))
+
+
+class Compensated(NamedTuple):
+    """A gradient plus its residual, in the dtype to add up in; what is sent of it, in its own dtype; and whether it was not used."""
+
+    total: Array | SparseTensor
+    content: Array | SparseTensor
+    source: Source
+    idle: bool
 
 
 @dataclass(eq=False)
@@ -44,14 +56,27 @@ class Packed:
     bounds: Positions
     compensated: Flat
     idle: Sequence[bool]
+    means: Flat
+    """Memory for the means."""
+
+    def compensated_of(self, gradients: Sequence[Array | SparseTensor]) -> list[Compensated]:
+        """Return the small ones of these gradients, compensated.
+
+        Of one that was not used, the total is its residual alone, and its zeros are the content.
+        """
+        totals = self.compensated.parts
+        contents: list[Array | SparseTensor] = list(totals)
+        for at in np.flatnonzero(self.idle).tolist():
+            contents[at] = gradients[self.indices[at]]
+        return list(map(Compensated, totals, contents, self.compensated.sources, self.idle))
 
     def fill_(self, gradients: Sequence[Any], parts: Sequence[Sequence[SparseTensor]], divisor: int) -> None:
         """Write the means over the small ones among these gradients: the sums of their parts, each divided by a number."""
-        means = np.zeros(self.bounds[-1], _DTYPE)
+        self.means.whole.fill(0)
         for column in zip(*map(parts.__getitem__, self.indices), strict=True):
-            kernels.scatter.add_ragged(means, self.bounds, *_joined(column), np.float32(divisor))
-        for index, mean in zip(self.indices, ragged.cut(means, self.bounds), strict=True):
-            gradients[index].reshape(-1)[:] = mean
+            kernels.scatter.add_ragged(self.means.whole, self.bounds, *_joined(column), np.float32(divisor))
+        for index, mean in zip(self.indices, self.means.parts, strict=True):
+            gradients[index][...] = mean
 
     def subtract_(self, sent: Sequence[SparseTensor]) -> None:
         """Leave what was not sent."""
@@ -65,26 +90,26 @@ class Residuals:
     bounds: Positions
     held: Flat
     spare: Flat
-    gradients: Values
-    """Memory for the gradients of a step, side by side."""
+    gradients: Flat
+    """Memory for the gradients of a step, side by side, and then for their means."""
 
     @classmethod
     def of(cls, held: Sequence[Values | None], like: Sequence[Values]) -> Residuals:
         """Return residuals that are known, or zero where there is none yet."""
         bounds = ragged.bounds_of([array.size for array in like])
-        residuals = cls(bounds, Flat.like(like, bounds), Flat.like(like, bounds), np.empty(bounds[-1], _DTYPE))
+        residuals = cls(bounds, *(Flat.like(like, bounds) for _ in range(3)))
         for own, known in zip(residuals.held.parts, held, strict=True):
             own[...] = 0 if known is None else known
         return residuals
 
     def compensate(self, indices: Sequence[int], names: tuple[str, ...], gradients: Sequence[Values], decay: float) -> Packed | None:
         """Return the gradients plus their residuals times `decay`; None where a sum of finite numbers might not be finite."""
-        np.concatenate([gradient.reshape(-1) for gradient in gradients], out=self.gradients)
+        np.concatenate([gradient.reshape(-1) for gradient in gradients], out=self.gradients.whole)
         idle = np.empty(len(names), np.bool_)
         given: tuple[Any, ...] = self.bounds, np.float32(decay), _LARGEST, self.spare.whole, idle
-        if kernels.scatter.compensate_ragged(self.gradients, self.held.whole, *given):
+        if kernels.scatter.compensate_ragged(self.gradients.whole, self.held.whole, *given):
             return None
-        return Packed(indices, names, self.bounds, self.spare, idle.tolist())
+        return Packed(indices, names, self.bounds, self.spare, idle.tolist(), self.gradients)
 
     def replace(self, compensated: Flat) -> None:
         """Take over what is left of the compensated gradients."""

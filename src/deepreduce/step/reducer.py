@@ -18,13 +18,14 @@ from time import perf_counter
 from typing import Any, Literal
 
 from ..pipeline import DeepReduce, raise_named
+from ..source import Source
 from ..sparsify.nonzero import NonZero
 from ..tensor import Shape, SparseTensor
 from . import sums
 from .arrays import HOST, arrays_of
 from .frame import Exchange, Failure
 from .items import Encoded, Item, source_of, summary
-from .packed import Packed
+from .packed import Compensated, Packed
 from .policy import ByStep, Policy, policy_at, title
 from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
@@ -139,59 +140,43 @@ class Reducer:
         """Compensate and encode a bucket. Nothing is remembered yet."""
         start = perf_counter()
         packed = memory.own.compensate_small(bucket.names, bucket.gradients) if memory.own is not None and len(bucket.names) > 1 else None
-        small = {} if packed is None else dict(zip(packed.indices, zip(packed.idle, packed.compensated.parts, strict=True), strict=True))
-        compensated: list[Gradient] = []
-        contents: list[Gradient] = []
-        idle: list[bool] = []
+        small = {} if packed is None else dict(zip(packed.indices, packed.compensated_of(bucket.gradients), strict=True))
+        compensated: list[Compensated] = []
         name = ""
         try:
             for index, (name, gradient) in enumerate(zip(bucket.names, bucket.gradients, strict=True)):
-                unused, total = small.get(index) or self._compensated(name, gradient, memory)
-                idle.append(unused)
-                compensated.append(total)
-                contents.append(gradient if unused else _narrow(total, gradient))
-            policy, groups, tensors = policy_at(self.policy, bucket.step), self._groups(contents), []
+                compensated.append(small.get(index) or self._compensated(name, gradient, memory))
+            policy, groups, tensors = policy_at(self.policy, bucket.step), self._groups(compensated), []
             for group in groups:
-                name = bucket.names[group[0]] if len(group) == 1 else _joint_name([bucket.names[index] for index in group])
-                tensors.append(self._item(name, bucket, group, contents, all(map(idle.__getitem__, group)), policy))
+                if len(group) == 1:
+                    name, gradient = bucket.names[group[0]], bucket.gradients[group[0]]
+                    _, content, source, idle = compensated[group[0]]
+                else:
+                    name, gradient, content, source, idle = _joint(group, bucket, compensated)
+                tensors.append(_item(name, gradient, content, source, idle, policy))
         except Exception as error:
             raise_named(error, name)
         seed = StepSeed(self.seed, bucket.step, rank)
-        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), compensated, groups, packed)
+        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), [each.total for each in compensated], groups, packed)
         watch.add("encode", start)
         return prepared
 
-    def _compensated(self, name: str, gradient: Gradient, memory: Memory) -> tuple[bool, Gradient]:
-        """Whether a parameter was not used in this step, and its compensated gradient.
-
-        Frameworks drop the mean of a parameter that was not used, so its residual must stay here.
-        """
+    def _compensated(self, name: str, gradient: Gradient, memory: Memory) -> Compensated:
+        """A gradient plus its residual. Frameworks drop the mean of a parameter that was not used, so its residual must stay here."""
         idle = not isinstance(gradient, SparseTensor) and prod(gradient.shape) > 0 and arrays_of(gradient).is_zero(gradient)
-        return idle, gradient if idle or memory.own is None else memory.own.compensate(name, gradient)
+        total = gradient if idle or memory.own is None else memory.own.compensate(name, gradient)
+        content = _narrow(total, gradient)
+        return Compensated(total, content, source_of(content), idle)
 
-    def _groups(self, contents: Sequence[Gradient]) -> Sequence[Sequence[int]]:
+    def _groups(self, compensated: Sequence[Compensated]) -> Sequence[Sequence[int]]:
         """Which gradients make one tensor: each alone, or all large dense ones of a dtype together."""
         if self.per == "parameter":
-            return list(zip(range(len(contents))))
+            return list(zip(range(len(compensated))))
         groups: dict[object, list[int]] = {}
-        for index, content in enumerate(contents):
-            together = not isinstance(content, SparseTensor) and _numel(content) >= self.small_numel
-            groups.setdefault(str(content.dtype) if together else index, []).append(index)
+        for index, (_, content, source, _) in enumerate(compensated):
+            together = not isinstance(content, SparseTensor) and source.numel >= self.small_numel
+            groups.setdefault(source.dtype if together else index, []).append(index)
         return list(groups.values())
-
-    def _item(self, name: str, bucket: Bucket, group: Sequence[int], contents: Sequence[Gradient], idle: bool, policy: Policy) -> Item:
-        content, gradient = contents[group[0]], bucket.gradients[group[0]]
-        if len(group) > 1:
-            arrays = arrays_of(content)
-            content = arrays.concatenate([contents[index] for index in group])
-            gradient = arrays.concatenate([bucket.gradients[index] for index in group])
-        source = source_of(content)
-        codec = policy.codec_for(name, source)
-        if not idle and codec.sparsifier.lossless:
-            touched = _touched(content, codec, gradient)
-            if touched is not content:
-                content, source = touched, source_of(touched)
-        return Item(name, content, codec, source, None, idle)
 
     # The exchange and after it
 
@@ -275,6 +260,24 @@ class Reducer:
 _SHAPE = attrgetter("shape")
 
 
+def _joint(group: Sequence[int], bucket: Bucket, compensated: Sequence[Compensated]) -> tuple[str, Gradient, Gradient, Source, bool]:
+    """The name of gradients that travel as one, themselves, what is sent of them, its source, and whether none of them was used."""
+    own, gradients = [compensated[index] for index in group], [bucket.gradients[index] for index in group]
+    arrays = arrays_of(own[0].content)
+    content = arrays.concatenate([each.content for each in own])
+    idle = all(each.idle for each in own)
+    return _joint_name([bucket.names[index] for index in group]), arrays.concatenate(gradients), content, source_of(content), idle
+
+
+def _item(name: str, gradient: Gradient, content: Gradient, source: Source, idle: bool, policy: Policy) -> Item:
+    codec = policy.codec_for(name, source)
+    if not idle and codec.sparsifier.lossless:
+        touched = _touched(content, codec, gradient)
+        if touched is not content:
+            content, source = touched, source_of(touched)
+    return Item(name, content, codec, source, None, idle)
+
+
 def _narrow(compensated: Gradient, gradient: Gradient) -> Gradient:
     """The compensated gradient in the dtype of the gradient."""
     if compensated.dtype == gradient.dtype:
@@ -299,7 +302,3 @@ def _touched(content: Gradient, codec: DeepReduce, gradient: Gradient) -> Gradie
 
 def _joint_name(names: Sequence[str]) -> str:
     return f"{summary(names)} [{zlib.crc32(chr(0).join(names).encode()):08x}]"
-
-
-def _numel(gradient: Gradient) -> int:
-    return prod(gradient.shape)

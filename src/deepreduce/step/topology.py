@@ -135,7 +135,7 @@ class Sharded(Topology):
         for tensor, selected in zip(tensors, items.select(tensors, seed), strict=True):
             owner = _single_owner(tensor.name, tensor.numel, size)
             if owner is not None:
-                pieces[owner].append(tensor.selecting(selected))
+                pieces[owner].append(tensor._replace(selected=selected))
                 continue
             for of_owner, piece in zip(pieces, _cut(tensor, selected, size), strict=True):
                 of_owner.append(piece)

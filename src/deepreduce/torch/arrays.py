@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..source import Source, Space
+from ..source import Source
 from ..step.arrays import Arrays, register_arrays
 from ..tensor import Positions, Shape, SparseTensor, Values
 from .convert import to_torch
-from .source import numpy_dtype, source_of, space_on
+from .source import numpy_dtype, source_of
 
 _START = 1024
 _WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
@@ -31,9 +31,6 @@ class TorchArrays(Arrays):
 
     def source(self, array: torch.Tensor) -> Source:
         return source_of(array)
-
-    def space_of(self, array: torch.Tensor) -> Callable[[Shape], Space]:
-        return space_on(array.device)
 
     def wide(self, array: torch.Tensor) -> torch.Tensor:
         return array.detach().to(_WIDE.get(array.dtype, array.dtype))

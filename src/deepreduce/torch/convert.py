@@ -24,7 +24,7 @@ def to_numpy(tensor: torch.Tensor) -> Values:
     """
     if tensor.layout != torch.strided:
         raise InputError(f"only a strided tensor can be seen as a numpy array, got layout {tensor.layout}")
-    host = tensor.detach()
+    host = tensor.detach() if tensor.requires_grad else tensor
     if not tensor.is_cpu or tensor.is_neg():  # a float is never conjugate
         host = host.cpu().resolve_neg()
     if host.dtype == torch.bfloat16:

@@ -6,8 +6,6 @@ crosses to the host, where the codecs work.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 
 from .. import kernels
 from ..errors import InputError
-from ..message import DEFAULT_MAX_NUMEL
+from ..message import DEFAULT_MAX_NUMEL, Record
 from ..pipeline import read_named, read_single, restore
 from ..source import DenseSource, Source, Space, SparseSource
 from ..tensor import FLOAT_DTYPES, Positions, Shape, SparseTensor, Support, Values
@@ -197,18 +195,14 @@ def decode_sparse(blob: Buffer, device: torch.device, max_numel: int = DEFAULT_M
     >>> decode_sparse(dr.encode(np.float32([0, 3, 0]), "nonzero/raw/raw"), torch.device("cpu")).values
     array([3.], dtype=float32)
     """
-    return restore(read_single(blob, max_numel), space_on(device))
+    return _restored(read_single(blob, max_numel), device)
 
 
 def decode_many_sparse(blob: Buffer, device: torch.device, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
     """`deepreduce.decode_many_sparse`, with the steps over all positions on a device."""
-    return {name: restore(record, space_on(device)) for name, record in read_named(blob, max_numel).items()}
+    return {name: _restored(record, device) for name, record in read_named(blob, max_numel).items()}
 
 
-def space_on(device: torch.device) -> Callable[[Shape], Space]:
-    """How positions are enumerated for tensors of a device: by the numba kernels on a CPU, by torch operations elsewhere.
-
-    >>> space_on(torch.device("cuda", 0))((2, 3)).device
-    device(type='cuda', index=0)
-    """
-    return Space if device.type == "cpu" else partial(TorchSpace, device=device)
+def _restored(record: Record, device: torch.device) -> SparseTensor:
+    """Positions are enumerated by the numba kernels on a CPU, by torch operations elsewhere."""
+    return restore(record, None if device.type == "cpu" else TorchSpace(record.shape, device))
