@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from math import prod
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -73,6 +74,9 @@ class Record(NamedTuple):
         return self.index_part, self.order_part, self.value_part
 
 
+_SECTIONS = itemgetter(slice(4, 7))  # `Record.sections`, without a call for each
+
+
 @dataclass(frozen=True, eq=False)
 class Message:
     """All tensors of a message; `names` is None for a single one without a name."""
@@ -86,7 +90,7 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
     for number, record in enumerate(records):
         if len(record.shape) > _MAX_DIMENSIONS or 0 in record.shape:
             _check_shape(record.shape, "a tensor" if names is None else f"tensor {shown(names[number])}")
-    sections = list(chain.from_iterable(record.sections for record in records))
+    sections = list(chain.from_iterable(map(_SECTIONS, records)))
     sizes = list(map(len, sections))
     header, deflated = squeeze(_header(records, sizes, names))
     lead = varint(2 * len(header) + deflated) + header

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain
 from math import prod
 from typing import Any
 
@@ -113,20 +113,6 @@ def range_shape(shape: Shape, low: int, high: int) -> Shape:
     row = prod(shape[1:]) if shape else 1
     whole = len(shape) > 1 and row > 0 and low % row == 0 and high % row == 0
     return ((high - low) // row, *shape[1:]) if whole else (high - low,)
-
-
-def cut(support: Support, ends: Sequence[int]) -> list[Support]:
-    """Return the positions of each range, counted from its beginning.
-
-    >>> cut(Support([1, 5, 8], numel=9), [0, 5, 9])
-    [Support([1], numel=5), Support([0, 3], numel=4)]
-    """
-    if support.is_all:
-        return [Support.all(high - low) for low, high in pairwise(ends)]
-    positions = support.positions
-    firsts = np.searchsorted(positions, ends)
-    ranges = zip(pairwise(ends), pairwise(firsts), strict=True)
-    return [Support.trusted(positions[first:last] - low, high - low) for (low, high), (first, last) in ranges]
 
 
 def between(tensor: SparseTensor, low: int, high: int, shape: Shape) -> SparseTensor:

@@ -198,16 +198,19 @@ def _single_owner(name: str, numel: int, size: int) -> int | None:
 
 
 def _cut(tensor: Item, selected: Support, size: int) -> list[Item]:
-    """The ranges of a tensor, by their owners, with what was selected of the whole."""
-    ends = sums.bounds(tensor.numel, size)
-    return [_piece(tensor, part, low, high) for part, (low, high) in zip(sums.cut(selected, ends), pairwise(ends), strict=True)]
+    """The ranges of a tensor, by their owners, with what was selected of the whole; its values are read once."""
+    whole = SparseTensor.trusted(selected, tensor.source.gather(selected), tensor.shape)
+    return [_piece(tensor, whole, low, high) for low, high in pairwise(sums.bounds(tensor.numel, size))]
 
 
-def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
+def _piece(tensor: Item, whole: SparseTensor, low: int, high: int) -> Item:
     shape = sums.range_shape(tensor.shape, low, high)
+    part = sums.between(whole, low, high, shape)
     if isinstance(tensor.content, SparseTensor):
-        return tensor.holding(sums.between(tensor.content, low, high, shape), selected)
-    return tensor.holding(tensor.arrays.between(tensor.content, low, high, shape), selected)
+        return tensor.holding(sums.between(tensor.content, low, high, shape), part.support)
+    piece = tensor.holding(tensor.arrays.between(tensor.content, low, high, shape), part.support)
+    piece.source.keep(part.support, part.values)
+    return piece
 
 
 def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[Item]) -> Iterator[list[T]]:
