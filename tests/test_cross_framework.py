@@ -108,7 +108,7 @@ def test_same_bytes_and_each_decodes_the_other(one, other, spec, topology):
         assert mine.blob == theirs.blob
         expected = dr.decode_many_sparse(mine.blob).values()
         for reader in (mine, theirs):
-            for tensor, reference in zip(items.decode(memoryview(mine.blob), reader.items, RANK), expected, strict=True):
+            for tensor, reference in zip(items.decode([items.read(memoryview(mine.blob), reader.items, RANK)])[0], expected, strict=True):
                 np.testing.assert_array_equal(tensor.indices, reference.indices)
                 assert tensor.values.tobytes() == reference.values.tobytes()
                 assert tensor.shape == reference.shape

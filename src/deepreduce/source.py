@@ -73,6 +73,10 @@ class Source(ABC):
         It may share its memory with the gradient, so it must not be written to.
         """
 
+    def keep(self, support: Support, values: Values) -> None:
+        """Take these as the values at a support, where `gather` would read them once more."""
+        return None
+
 
 _NOTHING = np.empty(0)
 _BITS: dict[int, np.dtype[Any]] = {2: np.dtype(np.uint16), 4: np.dtype(np.uint32), 8: np.dtype(np.uint64)}
@@ -126,6 +130,9 @@ class DenseSource(Source):
             return self._flat[support.positions]
         # To a compiler of kernels, memory that cannot be written is another type: it would compile all of them once more.
         return self._flat if self._flat.flags.writeable else self._flat.copy()
+
+    def keep(self, support: Support, values: Values) -> None:
+        self._gathered = support, values
 
     def _selected(self, positions: Positions) -> Support:
         return Support.trusted(positions, self.space.numel)

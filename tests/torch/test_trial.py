@@ -14,6 +14,7 @@ from .tasks import flat, hooked, train
 SPEC = "topr:0.05/rice/raw"
 FAST_LINK = {"compressed": 0.4, "dense": 0.2, "bf16": 0.25}
 SLOW_LINK = {"compressed": 0.5, "dense": 9.0, "bf16": 4.5}
+GATHERED = {"allgather": 0.7}  # by the spec without owners
 
 
 class Simulated:
@@ -102,7 +103,7 @@ class Scripted(Trial):
     """A trial whose clock says what each way takes, whatever it takes here."""
 
     def __init__(self, seconds):
-        super().__init__(clock=lambda: self.now)
+        super().__init__(clock=lambda: self.now, ways=tuple(seconds))
         self.seconds, self.now = seconds, 0.0
 
     def way(self, step, agree):
@@ -111,12 +112,13 @@ class Scripted(Trial):
         return super().way(step, agree)
 
 
-STEPS = 24
+STEPS = 28
 RATIOS = {1.0: "dense", 2.0: "bf16"}
 
 
 def ways(rank, seconds, topology):
     state = DeepReduceState(SPEC, topology=topology, never_slower=True, small_tensor_numel=16)
+    assert state._trial._ways == tuple(seconds)
     skewed = {way: second * (1 + 0.01 * rank) for way, second in seconds.items()}
     state._trial = Scripted(skewed)
     model = hooked(state, bucket_cap_mb=25)
@@ -132,6 +134,7 @@ def ways(rank, seconds, topology):
     ("seconds", "chosen"), [(FAST_LINK, "dense"), (SLOW_LINK, "compressed"), ({"compressed": 1.0, "dense": 1.5, "bf16": 0.5}, "bf16")]
 )
 def test_the_fastest_way_is_kept_on_all_ranks(seconds, chosen, topology):
+    seconds = seconds if topology == "allgather" else seconds | GATHERED
     (ours, parameters, reason), (theirs, same, their_reason) = run_ranks(ways, 2, seconds, topology)
     assert ours == theirs
     assert ours[:8] == 4 * ["compressed"] + 4 * ["dense"]
@@ -139,6 +142,40 @@ def test_the_fastest_way_is_kept_on_all_ranks(seconds, chosen, topology):
     assert torch.equal(parameters, same)
     assert reason == their_reason
     assert reason.startswith(f"{chosen} from step")
+
+
+@pytest.mark.parametrize("topology", ["server", "sharded"])
+def test_the_spec_without_owners_is_kept_where_it_is_the_fastest(topology):
+    seconds = {"compressed": 0.5, "dense": 9.0, "bf16": 4.5, "allgather": 0.3}
+    (ours, parameters, reason), (theirs, same, _) = run_ranks(ways, 2, seconds, topology)
+    assert ours == theirs == 4 * ["compressed"] + 4 * ["dense"] + 20 * ["compressed"]
+    assert torch.equal(parameters, same)
+    assert reason.startswith("allgather from step 12 on: a step takes 505.0 ms compressed, 9,090.0 ms dense, 303.0 ms allgather")
+
+
+def sums_over_topologies(rank, topology, kind):
+    """What was given, what came and what is left, over steps that have owners, steps that have none, and both again."""
+    state = DeepReduceState(SPEC, topology=topology, never_slower=True, small_tensor_numel=16)
+    given, got, owned = torch.zeros(2, 4000), torch.zeros(2, 4000), []
+    for step in range(8):
+        gradients = torch.randn(2, 4000, generator=torch.Generator().manual_seed(100 * step + rank))
+        gradients[1] *= rank == 0 or step > 4  # rank 1 has no gradient of the second one, but may own some of it
+        given += gradients
+        tensors = [gradient.to_sparse() if kind == "sparse" else gradient for gradient in gradients.clone()]
+        state.reduce_now(["a", "b"], tensors, way="allgather" if step in (3, 4, 7) else "compressed")
+        got += torch.stack([tensor.to_dense() for tensor in tensors])
+        owned.append(len(state.memory.owned.residuals))
+    left = [state.memory.own.residuals[name] for name in ("a", "b")]
+    return given, got, torch.stack([torch.as_tensor(held.to_dense() if kind == "sparse" else held) for held in left]), owned
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+@pytest.mark.parametrize("topology", ["server", "sharded"])
+def test_a_change_of_topology_loses_no_residual(topology, kind):
+    (mine, got, left, owned), (others, same, left_there, owned_there) = run_ranks(sums_over_topologies, 2, topology, kind)
+    assert torch.equal(got, same)
+    assert [step for step, counts in enumerate(zip(owned, owned_there, strict=True)) if sum(counts)] == [0, 1, 2, 5, 6]
+    torch.testing.assert_close(got + (left + left_there) / 2, (mine + others) / 2, atol=1e-5, rtol=1e-5)
 
 
 def bf16_means(rank):

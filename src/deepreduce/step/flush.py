@@ -1,13 +1,13 @@
-"""Before a step that sends everything: all that was not sent yet goes along with it."""
+"""Before a step by another way: what was not sent yet goes along with one that sends everything, or moves to where that way finds it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from ..tensor import SparseTensor
+from ..tensor import SparseTensor, Support
 from . import sums
-from .arrays import arrays_of
+from .arrays import HOST, arrays_of
 from .reducer import Memory
 from .residual import Gradient
 from .topology import Topology
@@ -29,6 +29,22 @@ def flushed(
         total = memory.own.flush_into(name, gradient) if memory.own is not None else gradient
         found[index] = _with_owned(memory, topology, name, total, rank, size) if has_owned else total
     return found
+
+
+def take_back(memory: Memory, topology: Topology, names: Sequence[str], gradients: Sequence[Gradient], rank: int, size: int) -> None:
+    """Add what this rank remembers of means that it owns to the residuals of its own gradients: the next way has no owners."""
+    for name, gradient in zip(names, gradients, strict=True):
+        if memory.own is not None and memory.owned is not None and name in memory.owned.residuals:
+            held = memory.own.residuals.get(name)
+            total = _zeros(gradient) if held is None else held
+            memory.own.residuals[name] = _with_owned(memory, topology, name, total, rank, size)
+            memory.owned.forget(name)
+
+
+def _zeros(like: Gradient) -> Gradient:
+    if isinstance(like, SparseTensor):
+        return SparseTensor.trusted(Support.none(like.numel), HOST.wide(like.values[:0]), like.shape)
+    return arrays_of(like).zeros(like)
 
 
 def _with_owned(memory: Memory, topology: Topology, name: str, total: Gradient, rank: int, size: int) -> Gradient:

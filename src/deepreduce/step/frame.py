@@ -34,7 +34,7 @@ class Failure:
         return f"{type(self.error).__name__}: {self.error}".encode(errors="replace")[:_MAX_FAILURE_BYTES]
 
 
-Payload = bytes | Failure
+Payload = bytes | memoryview | Failure
 
 
 class PeerFailure(PeerError):

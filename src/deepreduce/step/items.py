@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -84,15 +85,12 @@ class Item(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """The items of a message, what each of them became, and the bytes of all of it."""
+    """A message: the items it is for, what each of them became, the bytes of all of it, and the rank that made it."""
 
     items: Sequence[Item]
     records: Sequence[Record]
-    blob: bytes
-
-    def decoded(self, rank: int) -> list[SparseTensor]:
-        """Return what every reader of this message of `rank` sees."""
-        return _decoded(self.records, self.items, rank)
+    blob: bytes | memoryview
+    sender: int
 
 
 def source_of(content: Array | SparseTensor) -> Source:
@@ -115,11 +113,14 @@ def select(items: Sequence[Item], seed: StepSeed) -> list[Support]:
     return [Support.none(item.numel) if item.idle else found[id(item)] for item in items]
 
 
-def encode(items: Sequence[Item], seed: StepSeed) -> Encoded:
-    """Return one message. Its tensors are named by their index: parameter names would cost more than some of the tensors."""
+def encode(groups: Sequence[Sequence[Item]], seed: StepSeed) -> list[Encoded]:
+    """Return a message of each group of items, all encoded together.
+
+    Tensors are named by their index: parameter names would cost more than some of the tensors.
+    """
     codecs, sources, selected, seeds, names = [], [], [], [], [""]
     try:
-        for item in items:
+        for item in chain.from_iterable(groups):
             names.append(item.name)
             codec, source, support = item.to_send()
             codecs.append(codec)
@@ -128,31 +129,40 @@ def encode(items: Sequence[Item], seed: StepSeed) -> Encoded:
             seeds.append(item.seed(seed))
     except Exception as error:
         raise_named(error, names[-1])
-    records = encode_batch(codecs, sources, seeds, names[1:], selected)
-    return Encoded(items, records, message.write(records, _names(len(records))))
+    records, messages = iter(encode_batch(codecs, sources, seeds, names[1:], selected)), []
+    for group in groups:
+        own = list(islice(records, len(group)))
+        messages.append(Encoded(group, own, message.write(own, _names(len(own))), seed.rank))
+    return messages
 
 
-def decode(blob: memoryview, items: Sequence[Item], sender: int) -> list[SparseTensor]:
-    """Return the tensors of a message, which must be for these items. An error names the rank and the tensor."""
-    return _decoded(read(blob, items, sender), items, sender)
-
-
-def decode_all(blobs: Sequence[memoryview], own: Encoded, rank: int) -> list[list[SparseTensor]]:
-    """Return the tensors of the messages of all ranks, decoded together. The rank's own message is at hand: it is not read again."""
+def decode(messages: Sequence[Encoded]) -> list[list[SparseTensor]]:
+    """Return the tensors of each message, all decoded together. An error names the rank and the tensor."""
     records: list[Record] = []
     names: list[str] = []
-    for sender, blob in enumerate(blobs):
-        records += own.records if sender == rank else read(blob, own.items, sender)
-        for item in own.items:
-            names.append(f"{item.name} of rank {sender}")
-    tensors, count = decode_batch(records, list(map(_SPACE, own.items)) * len(blobs), names), len(own.items)
-    return [tensors[start : start + count] for start in range(0, len(tensors), count)]
+    spaces: list[Space] = []
+    for each in messages:
+        records += each.records
+        spaces += map(_SPACE, each.items)
+        names += [f"{item.name} of rank {each.sender}" for item in each.items]
+    tensors, rows = iter(decode_batch(records, spaces, names)), []
+    for each in messages:
+        rows.append(list(islice(tensors, len(each.items))))
+    return rows
 
 
-def read(blob: memoryview, items: Sequence[Item], sender: int) -> Sequence[Record]:
-    """Return the records of a message, which must be for these items."""
+def read_all(blobs: Sequence[memoryview], expected: Sequence[Sequence[Item]], own: Encoded) -> list[Encoded]:
+    """Return the messages of all ranks, each of which must be for its items. The rank's own message is at hand: it is not read again."""
+    messages = []
+    for sender, (blob, items) in enumerate(zip(blobs, expected, strict=True)):
+        messages.append(own if sender == own.sender else read(blob, items, sender))
+    return messages
+
+
+def read(blob: memoryview, items: Sequence[Item], sender: int) -> Encoded:
+    """Return the message of a rank, which must be for these items."""
     try:
-        return _read(blob, items)
+        return Encoded(items, _read(blob, items), blob, sender)
     except FormatError as error:
         raise type(error)(f"message of rank {sender} for {summary([item.name for item in items])}: {error}") from error
 
@@ -174,11 +184,6 @@ def _read(blob: memoryview, items: Sequence[Item]) -> Sequence[Record]:
         if (record.shape, record.dtype) != (item.shape, item.dtype):
             raise CorruptError(f"{item.name} is {record.dtype} of shape {record.shape}, here {item.dtype} of shape {item.shape}")
     return received.records
-
-
-def _decoded(records: Sequence[Record], items: Sequence[Item], sender: int) -> list[SparseTensor]:
-    names = [f"{item.name} of rank {sender}" for item in items]
-    return decode_batch(records, list(map(_SPACE, items)), names)
 
 
 _SPACE: Callable[[Item], Space] = attrgetter("source.space")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, chain
 from math import prod
 from typing import Any
 
@@ -115,20 +115,6 @@ def range_shape(shape: Shape, low: int, high: int) -> Shape:
     return ((high - low) // row, *shape[1:]) if whole else (high - low,)
 
 
-def cut(support: Support, ends: Sequence[int]) -> list[Support]:
-    """Return the positions of each range, counted from its beginning.
-
-    >>> cut(Support([1, 5, 8], numel=9), [0, 5, 9])
-    [Support([1], numel=5), Support([0, 3], numel=4)]
-    """
-    if support.is_all:
-        return [Support.all(high - low) for low, high in pairwise(ends)]
-    positions = support.positions
-    firsts = np.searchsorted(positions, ends)
-    ranges = zip(pairwise(ends), pairwise(firsts), strict=True)
-    return [Support.trusted(positions[first:last] - low, high - low) for (low, high), (first, last) in ranges]
-
-
 def between(tensor: SparseTensor, low: int, high: int, shape: Shape) -> SparseTensor:
     """Return the part of a sparse tensor from position `low` to `high`, in this shape."""
     if tensor.support.is_all:
@@ -149,11 +135,25 @@ def split(tensor: SparseTensor, shapes: Sequence[Shape]) -> list[SparseTensor]:
     return [between(tensor, end - prod(shape), end, shape) for shape, end in zip(shapes, ends, strict=True)]
 
 
-def joined(parts: Sequence[SparseTensor], shape: Shape) -> SparseTensor:
-    """Return the tensor of this shape whose ranges follow one another in these parts."""
-    values = np.concatenate([part.values for part in parts])
+def joined(columns: Sequence[Sequence[SparseTensor]], shapes: Sequence[Shape]) -> list[SparseTensor]:
+    """Return the tensors of these shapes, the ranges of which follow one another in the parts of each column.
+
+    >>> halves = [SparseTensor([1], np.float32([5]), (2,)), SparseTensor([0], np.float32([6]), (2,))]
+    >>> joined([halves], [(2, 2)])[0].indices
+    array([1, 2])
+    """
+    parts = list(chain.from_iterable(columns))
+    if len(columns) > 1 and (any(part.support.is_all for part in parts) or len({part.dtype for part in parts}) > 1):
+        return [joined([column], [shape])[0] for column, shape in zip(columns, shapes, strict=True)]
+    values, ends = (
+        np.concatenate([part.values for part in parts]),
+        ragged.bounds_of([sum(part.nnz for part in column) for column in columns]),
+    )
     if all(part.support.is_all for part in parts):
-        return SparseTensor.trusted(Support.all(values.size), values, shape)
-    starts = np.cumsum([0, *(part.numel for part in parts[:-1])])
-    indices = np.concatenate([part.indices + start for part, start in zip(parts, starts, strict=True)])
-    return SparseTensor.trusted(Support.trusted(indices, prod(shape)), values, shape)
+        return [SparseTensor.trusted(Support.all(values.size), values, shapes[0])]
+    positions = np.concatenate([part.support.positions for part in parts])
+    starts = [start for column in columns for start in accumulate([part.numel for part in column[:-1]], initial=0)]
+    positions += np.repeat(starts, [part.nnz for part in parts])
+    ends = ragged.bounds_of([sum([part.nnz for part in column]) for column in columns])
+    supports = map(Support.trusted, ragged.cut(positions, ends), map(prod, shapes))
+    return list(map(SparseTensor.trusted, supports, ragged.cut(values, ends), shapes))

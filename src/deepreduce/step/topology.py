@@ -41,7 +41,7 @@ class Topology(ABC):
 
     def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
         """Return the messages of a bucket; this runs beside the exchange of the bucket before."""
-        return [items.encode(tensors, seed)]
+        return items.encode([tensors], seed)
 
     @abstractmethod
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
@@ -65,7 +65,7 @@ class AllGather(Topology):
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         received = trip.all_gather(messages[0].blob)
         start = perf_counter()
-        by_rank = items.decode_all(received, messages[0], trip.transport.rank)
+        by_rank = items.decode(items.read_all(received, [tensors] * len(received), messages[0]))
         delivery = Delivery(
             by_rank[trip.transport.rank], list(zip(*by_rank, strict=True)), trip.divisor, sums.is_finite(list(chain.from_iterable(by_rank)))
         )
@@ -89,10 +89,10 @@ class Server(Topology):
             received: list[memoryview] | None = trip.gather(messages[0].blob)
         except (FormatError, PeerFailure) as error:
             self._refuse(Failure(error), trip)
-        owner = None if received is None else Owner.reduce(tensors, received, trip, [None] * len(tensors))
-        blob = trip.broadcast(owner.blob if isinstance(owner, Owner) else owner)
+        owner = None if received is None else Owner.reduce(messages[0], received, trip, [None] * len(tensors))
+        blob = trip.broadcast(owner.message.blob if isinstance(owner, Owner) else owner)
         with trip.watch("decode"):
-            sent, means = messages[0].decoded(trip.transport.rank), items.decode(blob, tensors, ROOT)
+            sent, means = items.decode([messages[0], items.read(blob, tensors, ROOT)])
         update = (lambda: owner.update(means)) if isinstance(owner, Owner) else None
         return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
 
@@ -139,22 +139,23 @@ class Sharded(Topology):
                 continue
             for of_owner, piece in zip(pieces, _cut(tensor, selected, size), strict=True):
                 of_owner.append(piece)
-        return [items.encode(of_owner, seed) for of_owner in pieces]
+        return items.encode(pieces, seed)
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         rank = trip.transport.rank
         try:
             received = trip.all_to_all([message.blob for message in messages])
-            owner = Owner.reduce(messages[rank].items, received, trip, self._allowed(tensors, messages, rank))
+            owner = Owner.reduce(messages[rank], received, trip, self._allowed(tensors, messages, rank))
         except FormatError as error:  # here alone: the others wait for the second exchange
             owner = Failure(error)
-        blobs = trip.all_gather(owner.blob if isinstance(owner, Owner) else owner)
+        blobs = trip.all_gather(owner.message.blob if isinstance(owner, Owner) else owner)
+        assert isinstance(owner, Owner)  # else `all_gather` has raised
         with trip.watch("decode"):
-            own = [message.decoded(rank) for message in messages]
-            parts = [items.decode(blob, message.items, sender) for sender, (blob, message) in enumerate(zip(blobs, messages, strict=True))]
+            of_owners = items.read_all(blobs, [message.items for message in messages], owner.message)
+            decoded = items.decode([*messages, *of_owners])
+            own, parts = decoded[: len(messages)], decoded[len(messages) :]
             sent, means = _joined(own, tensors), _joined(parts, tensors)
-        update = (lambda: owner.update(parts[rank])) if isinstance(owner, Owner) else None
-        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
+        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), lambda: owner.update(parts[rank]))
 
     def fail(self, failure: Failure, trip: Trip) -> None:
         trip.all_to_all([failure] * trip.transport.size)
@@ -197,16 +198,19 @@ def _single_owner(name: str, numel: int, size: int) -> int | None:
 
 
 def _cut(tensor: Item, selected: Support, size: int) -> list[Item]:
-    """The ranges of a tensor, by their owners, with what was selected of the whole."""
-    ends = sums.bounds(tensor.numel, size)
-    return [_piece(tensor, part, low, high) for part, (low, high) in zip(sums.cut(selected, ends), pairwise(ends), strict=True)]
+    """The ranges of a tensor, by their owners, with what was selected of the whole; its values are read once."""
+    whole = SparseTensor.trusted(selected, tensor.source.gather(selected), tensor.shape)
+    return [_piece(tensor, whole, low, high) for low, high in pairwise(sums.bounds(tensor.numel, size))]
 
 
-def _piece(tensor: Item, selected: Support, low: int, high: int) -> Item:
+def _piece(tensor: Item, whole: SparseTensor, low: int, high: int) -> Item:
     shape = sums.range_shape(tensor.shape, low, high)
+    part = sums.between(whole, low, high, shape)
     if isinstance(tensor.content, SparseTensor):
-        return tensor.holding(sums.between(tensor.content, low, high, shape), selected)
-    return tensor.holding(tensor.arrays.between(tensor.content, low, high, shape), selected)
+        return tensor.holding(sums.between(tensor.content, low, high, shape), part.support)
+    piece = tensor.holding(tensor.arrays.between(tensor.content, low, high, shape), part.support)
+    piece.source.keep(part.support, part.values)
+    return piece
 
 
 def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[Item]) -> Iterator[list[T]]:
@@ -218,8 +222,10 @@ def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[Item]) -> Iterat
 
 
 def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
-    columns = zip(tensors, _columns(pieces, tensors), strict=True)
-    return [parts[0] if len(parts) == 1 else sums.joined(parts, tensor.shape) for tensor, parts in columns]
+    columns = list(_columns(pieces, tensors))
+    cut = [(column, tensor.shape) for column, tensor in zip(columns, tensors, strict=True) if len(column) > 1]
+    whole = iter(sums.joined(*zip(*cut, strict=True)) if cut else ())
+    return [column[0] if len(column) == 1 else next(whole) for column in columns]
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {kind.name: kind for kind in (AllGather, Server, Sharded)}

@@ -15,8 +15,11 @@ import numpy as np
 from .frame import Exchange, open_frames, seal
 from .transport import Transport
 
-Way = Literal["compressed", "dense", "bf16"]
-"""How a step is sent: by the spec, by an allreduce of the gradients, or by one of their values in bfloat16."""
+Way = Literal["compressed", "dense", "bf16", "allgather"]
+"""How a step is sent: by the spec, by an allreduce of the gradients, by one of their values in bfloat16, or by the spec without owners."""
+
+DENSE: frozenset[Way] = frozenset(("dense", "bf16"))
+"""The ways that send everything."""
 
 Agreement = Callable[[list[float]], list[float]]
 """Gives all ranks the same numbers: the largest of each."""
@@ -79,8 +82,11 @@ class Trial:
     (['compressed', 'dense', 'bf16', 'compressed'], {'compressed': 1, 'dense': 2, 'bf16': 3})
     """
 
-    def __init__(self, period: int = 1000, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, period: int = 1000, clock: Callable[[], float] = time.perf_counter, ways: Sequence[Way] = ("compressed", "dense", "bf16")
+    ) -> None:
         self.choice: Choice | None = None
+        self._ways = ways
         self._least_period, self._clock = period, clock
         self._asked, self._last = -1, 0.0
         self._recent: list[float] = []
@@ -106,8 +112,7 @@ class Trial:
         """Begin a trial; of some way it may be known already what it takes."""
         self._occasion, self._is_measuring = occasion, True
         self._found: dict[Way, list[float]] = known or {}
-        ways: tuple[Way, ...] = ("compressed", "dense", "bf16")
-        self._turns: list[Way] = [way for way in ways if way not in self._found]
+        self._turns = [way for way in self._ways if way not in self._found]
         self._is_second_round = False
         self._begin(self._turns.pop(0))
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 
 from ..errors import InputError
+from ..step.trial import DENSE
 from . import dense
 from .state import DeepReduceState
 
@@ -33,8 +34,8 @@ def allreduce_(
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
     way = state.way()
-    if way == "compressed":
-        state.reduce_now(labels, listed, last)
+    if way not in DENSE:
+        state.reduce_now(labels, listed, last, way)
     else:
         ends = [last and index == len(listed) - 1 for index in range(len(listed))]
         started = [dense.all_reduce(state, *given, way) for given in zip(listed, zip(labels), zip(listed), ends, strict=True)]

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 from ..errors import ConfigError
+from ..step.trial import DENSE
 from . import dense
 from .state import DeepReduceState
 
@@ -20,12 +21,12 @@ def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[t
             "set torch._dynamo.config.optimize_ddp to True or False before DistributedDataParallel is made"
         )
     buffer, way = bucket.buffer(), state.way()
-    if way != "compressed" and state.memory.is_empty:
+    if way in DENSE and state.memory.is_empty:
         return dense.all_reduce(state, buffer, [], [], bucket.is_last(), way)
     gradients, names = bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
-    if way != "compressed":
+    if way in DENSE:
         return dense.all_reduce(state, buffer, names, gradients, bucket.is_last(), way)
-    reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last()))
+    reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last(), way))
 
     def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:
         return reduced.value()  # raises what the worker threads raised: DDP passes errors of a callback on to backward()

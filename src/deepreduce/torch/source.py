@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DTYPES = dict(zip((torch.float16, torch.bfloat16, torch.float32, torch.float64), FLOAT_DTYPES, strict=True))
 _DIGIT_BITS = 16
+_NOTHING = np.empty(0)
 
 
 def numpy_dtype(dtype: torch.dtype, what: str = "gradient") -> np.dtype[Any]:
@@ -64,6 +65,7 @@ class TorchSource(Source):
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self._kept: tuple[Support | None, Values] = None, _NOTHING
         self.dtype = numpy_dtype(tensor.dtype)
         self.space = TorchSpace(tuple(tensor.shape), tensor.device)
         self._flat = tensor.detach().reshape(-1).contiguous()
@@ -102,9 +104,14 @@ class TorchSource(Source):
         return self._selected(keep.view(-1)[: self.numel])
 
     def gather(self, support: Support) -> Values:
+        if support is self._kept[0]:
+            return self._kept[1]
         if support.is_all:
             return to_numpy(self._flat)
         return to_numpy(self._flat[to_torch(support.positions).to(self._flat.device)])
+
+    def keep(self, support: Support, values: Values) -> None:
+        self._kept = support, values
 
     def _selected(self, chosen: torch.Tensor) -> Support:
         return Support.trusted(to_numpy(chosen.nonzero().reshape(-1)), self.numel)

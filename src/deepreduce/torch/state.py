@@ -6,7 +6,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..step.checkpoint import Checkpoint, memory_of
+from ..step.flush import take_back
 from ..step.frame import Exchange, PeerFailure
 from ..step.policy import Spec, policy_of, title
 from ..step.recipes import GRADIENT_RECIPES, gradient_recipe
@@ -70,8 +71,9 @@ class DeepReduceState:
       optimizer itself has no momentum. `spec` and `memory` may still be given.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
-    - `never_slower`: time compressed steps, dense ones and dense ones in bfloat16, now and when the link changes, and send what is fastest;
-      `stats().choice` says what and why. It depends on the clock: a run cannot be repeated bit by bit.
+    - `never_slower`: time compressed steps, dense ones, dense ones in bfloat16 and, beside another topology, compressed ones by allgather,
+      now and when the link changes, and send what is fastest; `stats().choice` says what and why. It depends on the clock: a run cannot be
+      repeated bit by bit.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange. `history`: steps of which `stats()` keeps the details.
 
     A state can be pickled and copied, before and between steps; the copy opens connections of its own. `close()`, or leaving a ``with``,
@@ -109,19 +111,24 @@ class DeepReduceState:
         policy = policy_of(spec, small_tensor_numel)
         self.options = Options(process_group, scaler, timeout, topology == "dense", never_slower)
         self.reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), per, small_tensor_numel)
+        self._without_owners = replace(self.reducer, topology=AllGather())
         self.memory = memory_named(memory)
         self.names = Names(model)
         self.step = 0
         self._title = f"{title(spec)}, {'dense' if self.options.dense else self.reducer.topology.name}, "
         self._title += f"{memory}, per {per} from {small_tensor_numel} elements"
         self._stats = Stats(history)
-        self._trial = Trial() if never_slower else None
         own = self.memory.own
         if own is not None and own.momentum and (never_slower or self.options.dense):
             raise ConfigError(f"momentum belongs to what is sent compressed, and is lost in dense steps; got momentum {own.momentum}")
         if never_slower and per == "bucket" and self.reducer.topology.has_owners:
             raise ConfigError(f"never_slower with per='bucket' goes with topology 'allgather' only, got {self.reducer.topology.name!r}")
+        self._trial = self._new_trial() if never_slower else None
         self._start()
+
+    def _new_trial(self) -> Trial:
+        """A trial of all ways; without owners there is one exchange less to wait for, which may be faster."""
+        return Trial(ways=("compressed", "dense", "bf16", *(("allgather",) if self.reducer.topology.has_owners else ())))
 
     def _start(self) -> None:
         """Set up what a copy does not take over: threads and connections, which are opened when they are first needed."""
@@ -208,7 +215,7 @@ class DeepReduceState:
         self.memory.numels.update(checkpoint.numels)
         self.step = checkpoint.step
         if self._trial is not None:
-            self._trial = Trial()
+            self._trial = self._new_trial()
 
     # A step
 
@@ -228,21 +235,22 @@ class DeepReduceState:
         if self.options.scaler is not None:
             self.memory.rescale(self.options.scaler.get_scale())
 
-    def reduce(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> Future[None]:
+    def reduce(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True, way: Way = "compressed") -> Future[None]:
         """Replace each gradient by the mean over all ranks, off this thread.
 
         Buckets are exchanged in the order of these calls, the same on all ranks; one is encoded while the one before is exchanged.
         """
-        bucket = self._bucket(names, gradients, last)
+        bucket, reducer = self._bucket(names, gradients, last), self._reducer_of(way)
         ready, transport, watch = wait_for(gradients), self.transport, Stopwatch()
-        prepared = self._encoding.submit(lambda: self._prepare(bucket, transport, watch, ready))
-        return self._exchanging.submit(lambda: self._deliver(bucket, gradients, transport, watch, prepared.result()))
+        prepared = self._encoding.submit(lambda: self._prepare(reducer, bucket, transport, watch, ready))
+        return self._exchanging.submit(lambda: self._deliver(reducer, bucket, gradients, transport, watch, prepared.result()))
 
-    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True) -> None:
+    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True, way: Way = "compressed") -> None:
         """Replace each gradient by the mean over all ranks, on this thread."""
-        bucket, watch = self._bucket(names, gradients, last), Stopwatch()
-        transport = self.transport
-        self._deliver(bucket, gradients, transport, watch, self._prepare(bucket, transport, watch, wait_for(gradients)))
+        bucket, reducer = self._bucket(names, gradients, last), self._reducer_of(way)
+        transport, watch = self.transport, Stopwatch()
+        prepared = self._prepare(reducer, bucket, transport, watch, wait_for(gradients))
+        self._deliver(reducer, bucket, gradients, transport, watch, prepared)
 
     def end_step(self) -> None:
         """Close a step of which no bucket was the last one, when all its buckets are done."""
@@ -254,19 +262,30 @@ class DeepReduceState:
         self.step += 1 if last else 0
         return bucket
 
-    def _prepare(self, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
+    def _reducer_of(self, way: Way) -> Reducer:
+        return self._without_owners if way == "allgather" else self.reducer
+
+    def _prepare(self, reducer: Reducer, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
         try:
             ready()
             self.follow_scale()
-            return self.reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
+            if reducer is not self.reducer:
+                take_back(self.memory, self.reducer.topology, bucket.names, bucket.gradients, transport.rank, transport.size)
+            return reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
         except Exception as error:
             return error
 
     def _deliver(
-        self, bucket: Bucket, gradients: Sequence[torch.Tensor], transport: Transport, watch: Stopwatch, prepared: Prepared | Exception
+        self,
+        reducer: Reducer,
+        bucket: Bucket,
+        gradients: Sequence[torch.Tensor],
+        transport: Transport,
+        watch: Stopwatch,
+        prepared: Prepared | Exception,
     ) -> None:
         try:
-            delivery, cost = self.reducer.deliver(bucket, prepared, self.memory, transport, watch)
+            delivery, cost = reducer.deliver(bucket, prepared, self.memory, transport, watch)
         except PeerFailure:
             raise  # told to all ranks: the next step may go well
         except BaseException as error:
@@ -274,8 +293,8 @@ class DeepReduceState:
                 transport.close()  # here alone: the others must not wait
             raise
         assert isinstance(prepared, Prepared)  # else `deliver` has raised
-        start, means = time.perf_counter(), self.reducer.parts(bucket, prepared, delivery.parts)
-        small = set(self.reducer.write_small(bucket, prepared, means, delivery.divisor))
+        start, means = time.perf_counter(), reducer.parts(bucket, prepared, delivery.parts)
+        small = set(reducer.write_small(bucket, prepared, means, delivery.divisor))
         for index, (gradient, seen, parts) in enumerate(zip(gradients, bucket.gradients, means, strict=True)):
             if index not in small:
                 write_mean(gradient, seen, parts, delivery.divisor)
