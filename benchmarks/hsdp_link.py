@@ -2,8 +2,8 @@
 
 A node is a network namespace on a shaped link (`deepreduce.lab.train.links`); its two processes reach each other without crossing it.
 Native HSDP, a 2-D mesh, is compared with `compress_fsdp`, and with no exchange between nodes at all: how fast a step would be on an
-infinitely fast network. The three take turns in the same four processes, with the same batches; each process stays on its share of the
-cores, as those of `deepreduce train` do. A step counts as long as it took the slowest process. Needs Linux and iproute2.
+infinitely fast network. The three take turns in the same four processes, with the same batches. Each node has its share of the cores, as
+workers of `deepreduce train` do. A step counts as long as it took the slowest process. Needs Linux and iproute2.
 
     python benchmarks/hsdp_link.py
     python benchmarks/hsdp_link.py --width 768 --layers 12 --rate 1gbit
@@ -146,8 +146,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "RANK" in os.environ:
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        with only_on(share(usable_cores(), rank, size)):
+        with only_on(share(usable_cores(), int(os.environ["RANK"]) // PER_NODE, NODES)):
             print(json.dumps(train(json.loads(sys.argv[1]))))
     else:
         main()
