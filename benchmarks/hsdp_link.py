@@ -1,8 +1,9 @@
-"""Seconds a step of a GPT under FSDP2 on two nodes of two processes, over a real 100 Mbit/s link between the nodes.
+"""Seconds per step of a GPT under FSDP2 on two nodes of two processes, over a real 100 Mbit/s link between the nodes.
 
 A node is a network namespace on a shaped link (`deepreduce.lab.train.links`); its two processes reach each other without crossing it.
 Native HSDP, a 2-D mesh, is compared with `compress_fsdp`, and with no exchange between nodes at all: how fast a step would be on an
-infinitely fast network. Needs Linux and iproute2.
+infinitely fast network. The three take turns in the same four processes, with the same batches. Each node has its share of the cores, as
+workers of `deepreduce train` do. A step counts as long as it took the slowest process. Needs Linux and iproute2.
 
     python benchmarks/hsdp_link.py
     python benchmarks/hsdp_link.py --width 768 --layers 12 --rate 1gbit
@@ -13,39 +14,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
-import subprocess
+import statistics
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from deepreduce.lab.train.links import Host, shaped_links
+from ranks import run, sent_by_interface
+
+from deepreduce.lab.train.launcher import only_on, share, usable_cores
+from deepreduce.lab.train.links import shaped_links
 
 NATIVE, NOTHING = "native HSDP", "no exchange"
 NODES, PER_NODE, VOCABULARY, LENGTH, ROWS = 2, 2, 1024, 32, 1
-
-
-def run(hosts: list[Host], job: dict[str, Any], timeout: float = 600) -> list[dict[str, float]]:
-    """Two ranks in every namespace; what each of them printed at its end."""
-    ranks = []
-    for rank in range(NODES * PER_NODE):
-        host = hosts[rank // PER_NODE]
-        place = {"MASTER_ADDR": hosts[0].address, "MASTER_PORT": "29500", "RANK": str(rank), "WORLD_SIZE": str(NODES * PER_NODE)}
-        environment = os.environ | place | {"GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1"}
-        command = host.command([sys.executable, str(Path(__file__).resolve()), "--job", json.dumps(job)])
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    try:
-        end = time.monotonic() + timeout
-        outputs = [rank.communicate(timeout=max(1.0, end - time.monotonic()))[0] for rank in ranks]
-        failed = [number for number, rank in enumerate(ranks) if rank.returncode]
-        if failed:
-            raise SystemExit(f"ranks {failed} failed at {job}")
-        return [json.loads(output.splitlines()[-1]) for output in outputs]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
 
 
 # One rank
@@ -74,82 +54,99 @@ def gpt(width: int, layers: int) -> Any:
     return Gpt()
 
 
-def sent_bytes() -> int:
-    """Bytes that left this namespace so far, by the interface of gloo."""
-    lines = Path("/proc/self/net/dev").read_text().splitlines()
-    counts = {name.strip(): numbers.split() for name, _, numbers in (line.partition(":") for line in lines)}
-    return int(counts[os.environ["GLOO_SOCKET_IFNAME"]][8])
+class Side:
+    """One way to train: native HSDP, no exchange between nodes, or a spec."""
+
+    def __init__(self, way: str, mesh: Any, job: dict[str, Any]) -> None:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.fsdp import fully_shard
+
+        from deepreduce.torch import DeepReduceState, compress_fsdp
+
+        torch.manual_seed(0)
+        self.model = gpt(job["width"], job["layers"])
+        self.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        for module in [*self.model.blocks, self.model]:
+            fully_shard(module, mesh=mesh if way == NATIVE else mesh["shard"], reshard_after_forward=False)
+        if way not in (NATIVE, NOTHING):
+            compress_fsdp(self.model, DeepReduceState(way, process_group=mesh["replicate"].get_group()))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.data = torch.Generator().manual_seed(dist.get_rank())
+        self.seconds: list[float] = []
+        self.sent_bytes = 0
+
+    def step(self) -> float:
+        """Return the seconds of a step."""
+        import torch
+
+        start = time.perf_counter()
+        tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH + 1), generator=self.data)
+        self.optimizer.zero_grad()
+        self.model(tokens).backward()
+        self.optimizer.step()
+        return time.perf_counter() - start
+
+    def turn(self, steps: int) -> None:
+        """Time some steps, after one that is not counted."""
+        import torch.distributed as dist
+
+        self.step()
+        dist.barrier()
+        before = sent_by_interface()
+        self.seconds += [self.step() for _ in range(steps)]
+        dist.barrier()
+        self.sent_bytes += sent_by_interface() - before
 
 
-def train(job: dict[str, Any]) -> dict[str, float]:
-    import torch
+def train(job: dict[str, Any]) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    from deepreduce.torch import DeepReduceState, compress_fsdp
 
     dist.init_process_group("gloo")
-    torch.manual_seed(0)
-    model = gpt(job["width"], job["layers"])
-    parameters = sum(parameter.numel() for parameter in model.parameters())
     mesh = init_device_mesh("cpu", (NODES, PER_NODE), mesh_dim_names=("replicate", "shard"))
-    for module in [*model.blocks, model]:
-        fully_shard(module, mesh=mesh if job["way"] == NATIVE else mesh["shard"], reshard_after_forward=False)
-    state = None
-    if job["way"] not in (NATIVE, NOTHING):
-        state = DeepReduceState(job["way"], process_group=mesh["replicate"].get_group())
-        compress_fsdp(model, state)
-    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.01), torch.Generator().manual_seed(dist.get_rank())
-
-    def step() -> None:
-        tokens = torch.randint(0, VOCABULARY, (ROWS, LENGTH + 1), generator=data)
-        optimizer.zero_grad()
-        model(tokens).backward()
-        optimizer.step()
-
-    for _ in range(3):
-        step()
-    dist.barrier()
-    before, seconds = sent_bytes(), []
-    for _ in range(job["steps"]):
-        start = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - start)
-    dist.barrier()
-    row = {"median": sorted(seconds)[len(seconds) // 2], "best": min(seconds), "parameters": parameters}
-    row["interface_bytes"] = (sent_bytes() - before) / job["steps"]
-    row["ratio"] = state.stats().last.ratio if state else 1.0
+    sides = {way: Side(way, mesh, job) for way in job["ways"]}
+    for side in sides.values():
+        side.turn(2)
+        side.seconds, side.sent_bytes = [], 0
+    for _ in range(job["rounds"]):
+        for side in sides.values():
+            side.turn(job["steps"])
     dist.destroy_process_group()
-    return row
+    return {way: {"seconds": side.seconds, "sent_bytes": side.sent_bytes, "parameters": side.parameters} for way, side in sides.items()}
+
+
+# The table
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="100mbit")
-    parser.add_argument("--steps", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=3, help="in how many all sides take their turn")
+    parser.add_argument("--steps", type=int, default=4, help="of a turn")
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--spec", default="topr:0.01/rice/qsgd")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # an exit cleans up, the default does not
-    if options.job:
-        print(json.dumps(train(json.loads(options.job))))
-        return
-    first: float | None = None
-    for way in (NATIVE, NOTHING, options.spec):
-        with shaped_links(NODES, options.rate) as hosts:
-            job = {"way": way, "steps": options.steps, "width": options.width, "layers": options.layers}
-            rows = run(hosts, job)
-        median, best = (max(row[key] for row in rows) for key in ("median", "best"))
-        if first is None:
-            first = median
-            print(f"{rows[0]['parameters']:,.0f} parameters, {NODES} nodes of {PER_NODE} processes, {options.rate} between nodes")
-            print(f"{'':24} {'ms/step':>9} {'best':>9} {'speed-up':>9} {'bytes per node and step':>24}")
-        sent = max(row["interface_bytes"] for row in rows)
-        print(f"{way:24} {1000 * median:9.1f} {1000 * best:9.1f} {first / median:8.1f}x {sent:24,.0f}", flush=True)
+    ways = [NATIVE, NOTHING, options.spec]
+    job = {"ways": ways, "rounds": options.rounds, "steps": options.steps, "width": options.width, "layers": options.layers}
+    with shaped_links(NODES, options.rate) as hosts:
+        ranks = run([host for host in hosts for _ in range(PER_NODE)], "hsdp_link.py", job)
+    print(f"{ranks[0][NATIVE]['parameters']:,} parameters, {NODES} nodes of {PER_NODE} processes, {options.rate} between nodes")
+    print(f"{'':24} {'ms/step':>9} {'best':>9} {'speed-up':>9} {'of best':>8} {'bytes per node and step':>24}")
+    native: tuple[float, float] | None = None
+    for way in ways:
+        seconds = [max(each) for each in zip(*(rank[way]["seconds"] for rank in ranks), strict=True)]
+        median, best = statistics.median(seconds), min(seconds)
+        native = native or (median, best)
+        sent = max(rank[way]["sent_bytes"] for rank in ranks) / len(seconds)
+        faster = f"{native[0] / median:8.1f}x {native[1] / best:7.1f}x"
+        print(f"{way:24} {1000 * median:9.1f} {1000 * best:9.1f} {faster} {sent:24,.0f}")
 
 
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        with only_on(share(usable_cores(), int(os.environ["RANK"]) // PER_NODE, NODES)):
+            print(json.dumps(train(json.loads(sys.argv[1]))))
+    else:
+        main()

@@ -69,23 +69,23 @@ def launch(plan: Plan, listen: Emit) -> None:
         environment = {"WORLD_SIZE": str(plan.workers), "MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
         workers: list[WorkerProcess] = []
         stack.callback(_end_all, workers)
-        all_cores = _cores()
+        all_cores = usable_cores()
         for rank, host in enumerate(hosts):
-            cores = _share(all_cores, rank, plan.workers)
-            with _only_on(cores):
+            cores = share(all_cores, rank, plan.workers)
+            with only_on(cores):
                 workers.append(_start(module, plan, rank, host, environment | {"OMP_NUM_THREADS": _threads(cores)}))
         _listen_to(workers, listen)
 
 
-def _cores() -> list[int]:
+def usable_cores() -> list[int]:
     """The cores this process may use."""
     return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
 
 
-def _share(cores: Sequence[int], rank: int, workers: int) -> Sequence[int]:
+def share(cores: Sequence[int], rank: int, workers: int) -> Sequence[int]:
     """Those of one worker; more workers than cores take turns.
 
-    >>> [_share(range(8), rank, 3) for rank in range(3)], [_share(range(2), rank, 4) for rank in range(4)]
+    >>> [share(range(8), rank, 3) for rank in range(3)], [share(range(2), rank, 4) for rank in range(4)]
     ([range(0, 2), range(2, 5), range(5, 8)], [range(0, 1), range(1, 2), range(0, 1), range(1, 2)])
     """
     shares = min(workers, len(cores))
@@ -94,7 +94,7 @@ def _share(cores: Sequence[int], rank: int, workers: int) -> Sequence[int]:
 
 
 @contextmanager
-def _only_on(cores: Sequence[int]) -> Iterator[None]:
+def only_on(cores: Sequence[int]) -> Iterator[None]:
     """What is started inside stays on these cores, and does not push others from them by waking up (SCHED_BATCH). Linux only.
 
     Workers that share few cores get in each other's way otherwise: a thread of gloo that finds a connection locked tries again without end,
