@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import deepreduce as dr
 from deepreduce import weights
+from deepreduce.weights import envelope
 from deepreduce.weights.opened import Patch
 from deepreduce.weights.records import GROUP
 
@@ -186,6 +187,44 @@ def test_nothing_is_written_where_a_patch_is_refused():
     with pytest.raises(dr.WrongBaseError):
         weights.apply_(tensors, patch)
     assert same_bits(tensors, before)
+
+
+@MODES
+def test_unchecked_patches_are_applied_all_the_same(mode):
+    old, new = models()[:2]
+    new["added"] = np.arange(5, dtype=np.int8)
+    del new["norm"]
+    for threads in (1, 2):
+        tensors = {name: array.copy() for name, array in old.items()}
+        weights.apply_(tensors, weights.diff(old, new, mode=mode), check=False, threads=threads)
+        assert same_bits(tensors, new)
+
+
+def test_unchecked_patches_take_the_word_of_the_caller_for_values_only():
+    old, new = {"w": np.float32([1, 2])}, {"w": np.float32([1, 3])}
+    patch, other = weights.diff(old, new, mode="portable"), {"w": np.float32([5, 2])}
+    weights.apply_(other, patch, check=False)
+    assert other["w"].tolist() == [5, 3]
+    with pytest.raises(dr.WrongBaseError, match="the base has no tensor 'more'"):
+        weights.apply_(old | {"more": np.ones(1)}, patch, check=False)
+
+
+@MODES
+def test_a_patch_that_does_not_keep_its_promise_leaves_all_as_it_was(mode):
+    old, new = models()[:2]
+    header, sections = envelope.split(weights.diff(old, new, mode=mode))
+    next(record for record in reversed(header.tensors) if record.result_check).result_check = bytes(4)
+    tensors = {name: array.copy() for name, array in old.items()}
+    with pytest.raises(dr.CorruptError, match="the weights are as they were"):
+        weights.apply_(tensors, envelope.join(header, [bytes(sections.take(0, sum(header.group_sizes)))]))
+    assert same_bits(tensors, old)
+
+
+def test_a_patch_again_is_told_from_other_weights_where_tensors_came_or_went():
+    old, new = models()[:2]
+    new["added"] = np.arange(5, dtype=np.int8)
+    with pytest.raises(dr.WrongBaseError, match="already applied"):
+        weights.apply(new, weights.diff(old, new))
 
 
 # Several patches

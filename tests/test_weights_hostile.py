@@ -2,6 +2,7 @@
 
 import tracemalloc
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,10 @@ import pytest
 import deepreduce as dr
 from deepreduce import weights
 from deepreduce.reader import varint
+from deepreduce.weights import envelope
+from deepreduce.weights.checking import entries
+from deepreduce.weights.digests import model_digest
+from deepreduce.weights.sources import Arrays
 
 from .weights_data import models, same_bits
 
@@ -65,6 +70,41 @@ def test_changed_bytes_with_a_right_checksum_never_pass_for_another_result(mode)
         accepted += 1
         assert same_bits(result, NEW)
     assert accepted < 100  # what no check covers changes nothing: versions, marks
+
+
+def claiming(patch: bytes, base: bytes) -> bytes:
+    """A patch that says it was made from other weights."""
+    header, sections = envelope.split(patch)
+    return envelope.join(replace(header, base=base), [bytes(sections.take(0, sum(header.group_sizes)))])
+
+
+def digest_of(tensors: dict[str, np.ndarray]) -> bytes:
+    return model_digest(entries(Arrays(tensors)))
+
+
+@pytest.mark.parametrize("check", [True, False])
+@MODES
+def test_tensors_that_are_smaller_than_a_patch_says_are_not_written_to(mode, check):
+    small, large = {"w": np.zeros(10, np.uint16)}, {"w": np.zeros(100_000, np.uint16)}
+    patch = weights.diff(large, {"w": np.arange(100_000).astype(np.uint16)}, mode=mode)
+    for threads in (1, 2):
+        with pytest.raises(dr.WrongBaseError, match="'w' has another shape or dtype"):
+            weights.apply_(small, claiming(patch, digest_of(small)), threads=threads, check=check)
+        with pytest.raises(dr.WrongBaseError, match="there is no tensor 'w'"):
+            weights.apply_({}, claiming(patch, digest_of({})), threads=threads, check=check)
+    assert not small["w"].any()
+
+
+@MODES
+def test_patches_that_follow_one_another_agree_on_the_tensors_between_them(mode):
+    small, large = {"w": np.ones(10, np.uint16)}, {"w": np.zeros(100_000, np.uint16)}
+    first = weights.diff({}, small, mode=mode)
+    second = weights.diff(large, {"w": np.arange(100_000).astype(np.uint16)}, mode=mode)
+    chain = [first, claiming(second, digest_of(small))]
+    with pytest.raises(dr.WrongBaseError, match="'w' has another shape or dtype"):
+        weights.apply({}, chain)
+    with pytest.raises(dr.WrongBaseError, match="'w' has another shape or dtype"):
+        weights.fold(chain, {})
 
 
 def test_a_small_patch_cannot_ask_for_much_memory():

@@ -102,17 +102,3 @@ def narrow(positions: NDArray[np.int64], size: int, out: Positions) -> bool:
         before = positions[i]
         out[i] = np.uint32(before)
     return bool(fine and before < size)
-
-
-@kernel
-def first_unequal(old: Patterns, new: Patterns) -> int:
-    """The position of a block of elements with a difference, or the size where there is none."""
-    size = np.uint64(old.size)
-    whole = size - size % _LANES
-    for block in range(_0, whole, _LANES):
-        if unequal(old, new, block):
-            return int(np.int64(block))
-    for at in range(whole, size):
-        if old[at] != new[at]:
-            return int(np.int64(at))
-    return old.size

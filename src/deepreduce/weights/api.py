@@ -16,9 +16,9 @@ from .checking import State, check_chain, entries, state_of
 from .comparing import Comparison, MemorySink, Origin
 from .kinds import Array, Shape
 from .lanes import default_threads
-from .opened import Changes, Patch, Patched
+from .opened import Patch, Patched
 from .portable import index_codec
-from .records import Action, pieces
+from .records import Action, Changes, pieces
 from .sources import Arrays, Source
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def apply_(
     tensors: MutableMapping[str, Array],
     patch: Buffer | Sequence[Buffer],
     *,
+    check: bool = True,
     threads: int | None = None,
     max_numel: int = DEFAULT_MAX_NUMEL,
 ) -> None:
@@ -109,6 +110,8 @@ def apply_(
 
     Arrays that change are written to; the mapping itself changes where the patch adds, replaces or removes tensors. The base is checked and
     the whole patch decoded before anything is written, and the result is checked afterwards: a patch that fails leaves all as it was.
+    With ``check=False`` neither the old nor the new weights are hashed: for callers that know by other means that these are the weights
+    the patch was made from. The patch itself, and the names, shapes and dtypes of the tensors, are checked in any case.
 
     >>> import numpy as np
     >>> weights = {"w": np.float32([1, 2])}
@@ -119,7 +122,7 @@ def apply_(
     opened = [Patch.of_bytes(blob) for blob in _several(patch)]
     check_chain([patch.header for patch in opened])
     for each in opened:
-        apply_one(tensors, each, threads or default_threads(), max_numel)
+        apply_one(tensors, each, threads or default_threads(), max_numel, check)
 
 
 def _several(patch: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:

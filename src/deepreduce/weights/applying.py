@@ -2,92 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 
 from .. import kernels
-from ..errors import CorruptError
-from .checking import check_base, entries
-from .digests import CHECK_BYTES, digest, hasher
+from ..errors import CorruptError, WrongBaseError
+from .checking import check_base, check_tensors, entries, entry
+from .digests import BLOCK_BYTES, CHECK_BYTES, digest, hasher
 from .kinds import Array
-from .lanes import Lanes
-from .opened import Changes, Patch
-from .records import Action, Piece, TensorRecord, pieces
+from .opened import Patch
+from .records import Action, Changes, TensorRecord, pieces
 from .sources import Arrays, Source, writable
 
+Move = Callable[[Array, Array, Array, np.uint64], None]
 
-def apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, max_numel: int) -> None:
+
+def apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, max_numel: int, check: bool) -> None:
     """Apply a patch in place: check the base, decode all, write, check the result."""
     source = Arrays(tensors)
-    touched = [record for record in patch.header.tensors if record.action == Action.CHANGED]
-    changes = _check_and_decode(patch, source, threads)
-    flat = writable({record.name: tensors[record.name] for record in touched})
+    _check_tensors(patch, source, threads, check)
+    changes = _decode(patch, source, threads, check)
+    flat = writable({record.name: tensors[record.name] for record in patch.header.tensors if record.action == Action.CHANGED})
     wholes = whole_tensors(patch, max_numel)
-    found = _move_and_digest(patch, flat, changes, threads)
-    for record in touched:
-        if found[record.name][:CHECK_BYTES] != record.result_check:
-            _move_back(patch, flat, changes)
-            raise CorruptError(f"tensor {record.name!r} is not what the patch promises; the weights are as they were")
+    (_move_checked if check else _move)(patch, flat, changes, threads)
     tensors.update(wholes)
     for record in patch.header.tensors:
         if record.action == Action.REMOVED:
             del tensors[record.name]
 
 
-def _check_and_decode(patch: Patch, source: Source, threads: int) -> list[Changes]:
-    """The changes of all groups. With threads, they are decoded while the base is checked: what is wrong with the base is told first."""
-    if threads == 1 or not _has_shapes(patch, source):
-        check_base(patch.header, entries(source, threads))
-        return _decode_all(patch, source, threads)
-    with ThreadPoolExecutor(1) as pool:
-        decoding = pool.submit(_decode_all, patch, source, threads)
-        check_base(patch.header, entries(source, threads))
-        return decoding.result()
+def _check_tensors(patch: Patch, source: Source, threads: int, check: bool) -> None:
+    """Refuse other names, shapes or dtypes than those of the base; decoding needs no more memory than these tensors have then."""
+    try:
+        check_tensors(patch.header, {name: source.describe(name) for name in source.names})
+    except WrongBaseError:
+        if check:
+            check_base(patch.header, entries(source, threads))  # it knows whether they are the result, or an earlier version
+        raise
 
 
-def _has_shapes(patch: Patch, source: Source) -> bool:
-    """Whether the tensors that change have the shapes that the patch says, so that decoding needs no more memory than they have."""
-    names = set(source.names)
-    changed = (record for record in patch.header.tensors if record.action == Action.CHANGED)
-    return all(record.name in names and source.describe(record.name) == (record.kind, record.shape) for record in changed)
-
-
-def _decode_all(patch: Patch, source: Source, threads: int) -> list[Changes]:
-    changes: list[Changes] = []
+def _decode(patch: Patch, source: Source, threads: int, check: bool) -> list[Changes]:
+    """The changes of all groups. The base is hashed beside, if it is to be checked, and what is wrong with it is told first."""
     tensors = patch.header.tensors
-    with Lanes[list[Changes]](threads, changes.extend) as lanes:
-        for number, group in enumerate(patch.groups):
-            old = [source.read(tensors[piece.tensor].name, piece.start, piece.stop) for piece in group]
-            lanes.run(partial(patch.decode_group, number, old))
-    return changes
+
+    def decode(number: int) -> list[Changes]:
+        old = [source.read(tensors[piece.tensor].name, piece.start, piece.stop) for piece in patch.groups[number]]
+        return patch.decode_group(number, old)
+
+    pool = ThreadPoolExecutor(threads)
+    try:
+        hashed = [pool.submit(entry, source, name) for name in source.names if check]
+        decoded = [pool.submit(decode, number) for number in range(len(patch.groups))]
+        if check:
+            check_base(patch.header, [job.result() for job in hashed])
+        return [change for job in decoded for change in job.result()]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-def _move_and_digest(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes], threads: int) -> dict[str, bytes]:
-    """Take all steps, in place; returns the digests of the tensors after them. Each piece is hashed while it is in the cache."""
-    states = {name: hasher() for name in flat}
+def _move(patch: Patch, flat: Mapping[str, Array], changes: Iterable[Changes], threads: int, kernel: Move = kernels.steps.move) -> None:
+    """Take all steps, in place."""
 
-    def move(piece: Piece, positions: Array, codes: Array) -> tuple[str, Array]:
+    def move(change: Changes) -> None:
+        piece, positions, codes = change
         record = patch.header.tensors[piece.tensor]
-        part = flat[record.name][piece.start : piece.stop]
-        kernels.steps.move(part, positions, codes, np.uint64(record.kind.flip))
-        return record.name, part
+        kernel(flat[record.name][piece.start : piece.stop], positions, codes, np.uint64(record.kind.flip))
 
-    def update(moved: tuple[str, Array]) -> None:
-        states[moved[0]].update(moved[1].view("u1").data)
-
-    with Lanes(threads, update) as lanes:
-        for change in changes:
-            lanes.run(partial(move, *change))
-    return {name: bytes(state.digest()) for name, state in states.items()}
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(move, changes))
 
 
-def _move_back(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes]) -> None:
+def _move_checked(patch: Patch, flat: Mapping[str, Array], changes: Sequence[Changes], threads: int) -> None:
+    """Take all steps, in place, and check the result; where it is not what the patch promises, all is moved back."""
+    by_tensor: dict[int, list[Changes]] = {}
+    for change in changes:
+        by_tensor.setdefault(change[0].tensor, []).append(change)
+    records = [patch.header.tensors[index] for index in by_tensor]
+    with ThreadPoolExecutor(threads) as pool:
+        digests = list(pool.map(_moved_digest, [flat[record.name] for record in records], by_tensor.values(), records))
+    for record, found in zip(records, digests, strict=True):
+        if found[:CHECK_BYTES] != record.result_check:
+            _move(patch, flat, changes, threads, kernels.steps.move_back)
+            raise CorruptError(f"tensor {record.name!r} is not what the patch promises; the weights are as they were")
+
+
+def _moved_digest(patterns: Array, changes: Sequence[Changes], record: TensorRecord) -> bytes:
+    """The digest of a tensor after its steps, which are taken in place, block by block: each is hashed while it is in the cache."""
+    state, flip, block = hasher(), np.uint64(record.kind.flip), BLOCK_BYTES // record.kind.itemsize
     for piece, positions, codes in changes:
-        record = patch.header.tensors[piece.tensor]
-        kernels.steps.move_back(flat[record.name][piece.start : piece.stop], positions, codes, np.uint64(record.kind.flip))
+        part = patterns[piece.start : piece.stop]
+        starts = range(0, part.size, block)
+        bounds = np.searchsorted(positions, np.array([*starts, part.size], np.uint32))
+        for start, first, last in zip(starts, bounds, bounds[1:], strict=False):
+            kernels.steps.move(part, positions[first:last], codes[first:last], flip)
+            state.update(part[start : start + block].view("u1").data)
+    return bytes(state.digest())
 
 
 def whole_tensors(patch: Patch, max_numel: int) -> dict[str, Array]:

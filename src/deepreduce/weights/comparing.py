@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 
 from .. import kernels
 from ..codec import IndexCodec
 from . import conditional, portable
-from .digests import CHECK_BYTES, Entry, hasher, model_digest
-from .kinds import Array, Kind
+from .digests import BLOCK_BYTES, CHECK_BYTES, Entry, PairHasher, hasher, model_digest
+from .kinds import Array, Kind, joined
 from .lanes import Lanes
-from .records import GROUP, MARK_BYTES, MAX_HISTORY, Action, Header, Piece, TensorRecord, fits, pieces
+from .records import GROUP, MARK_BYTES, MAX_HISTORY, Action, Changes, Header, TensorRecord, fits, piece_size, pieces
 from .sources import Source
 from .symbols import write_planes
 
-Positions = Any
 Progress = Callable[[int], None]
 
 
@@ -63,43 +62,16 @@ class Origin:
         return cls(header.version + 1, (header.base[:MARK_BYTES], *header.history)[:MAX_HISTORY])
 
 
-def changes(pairs: list[tuple[Array, Array]], kind: Kind) -> tuple[list[int], Array, Array]:
-    """The changes of some pieces as one group: how many in each, and the positions and step codes of all."""
-    room_positions, room_codes = _room(kind)
-    counts, total, offset = [], 0, 0
-    for old, new in pairs:
-        count = int(kernels.steps.find(old, new, np.uint64(kind.flip), room_positions[total:], room_codes[total:]))
-        room_positions[total : total + count] += np.uint32(offset)
-        counts.append(count)
-        total, offset = total + count, offset + old.size
-    return counts, room_positions[:total].copy(), room_codes[:total].copy()
-
-
-_local = threading.local()
-
-
-def _room(kind: Kind) -> tuple[Array, Array]:
-    """Room for the changes of a group: kept by each thread, as new memory would cost more than the search."""
-    if not hasattr(_local, "room"):
-        _local.room = np.empty(GROUP, np.uint32), np.empty(GROUP, np.uint64)
-    room: tuple[Array, Array] = _local.room
-    return room[0], room[1].view(kind.unsigned)
-
-
-def encode_group(pairs: list[tuple[Array, Array]], kind: Kind, codec: IndexCodec | None) -> tuple[list[int], bytes]:
-    """The section of a group, and the changes of each piece."""
-    counts, positions, codes = changes(pairs, kind)
-    size = sum(old.size for old, _ in pairs)
+def encode_group(changes: Sequence[Changes], kind: Kind, codec: IndexCodec | None, old: Sequence[Array] = ()) -> bytes:
+    """The section of a group. Without a codec, it is conditional on `old`, the patterns of the pieces."""
+    offsets = list(accumulate((piece_size(piece) for piece, _, _ in changes), initial=0))
+    positions = joined([where + np.uint32(offset) if offset else where for offset, (_, where, _) in zip(offsets, changes, strict=False)])
+    codes = joined([codes for _, _, codes in changes])
     if not positions.size:
-        return counts, b""
+        return b""
     if codec is not None:
-        return counts, portable.encode(codec, size, positions, codes)
-    old = pairs[0][0] if len(pairs) == 1 else np.concatenate([old for old, _ in pairs])
-    return counts, conditional.encode(old, kind, positions, codes)
-
-
-def _unchanged(piece: Piece) -> tuple[list[Piece], list[int], bytes]:
-    return [piece], [0], b""
+        return portable.encode(codec, offsets[-1], positions, codes)
+    return conditional.encode(joined(old), kind, positions, codes)
 
 
 @dataclass(eq=False)
@@ -116,8 +88,10 @@ class Comparison:
     _group_sizes: list[int] = field(default_factory=list)
     _base: list[Entry] = field(default_factory=list)
     _result: list[Entry] = field(default_factory=list)
-    _together: list[Piece] = field(default_factory=list)
-    _pairs: list[tuple[Array, Array]] = field(default_factory=list)
+    _together: list[Changes] = field(default_factory=list)
+    _old: list[Array] = field(default_factory=list)
+    _positions: Array = field(default_factory=lambda: np.empty(GROUP, np.uint32))
+    _codes: Array = field(default_factory=lambda: np.empty(GROUP, np.uint64))
 
     def run(self, origin: Origin) -> Header:
         """Compare all tensors; returns the header."""
@@ -139,47 +113,53 @@ class Comparison:
         kind, shape = self.new.describe(name)
         record = TensorRecord(name, kind, shape, Action.UNCHANGED)
         self.records.append(record)
-        before, after = hasher(), None
-        parts = pieces(record.numel, len(self.records) - 1)
+        states, parts = PairHasher(), pieces(record.numel, len(self.records) - 1)
         for piece in parts:
             old, new = self.old.read(name, piece.start, piece.stop), self.new.read(name, piece.start, piece.stop)
-            if kernels.steps.first_unequal(old, new) < old.size and after is None:
-                after = before.copy()
-                self._begin_changed(record, parts[: piece.number])
-            before.update(old.view("u1").data)
-            if after is not None:
-                after.update(new.view("u1").data)
-                self._add_to_group(record, piece, old, new)
+            positions, codes = self._find(old, new, kind, states)
+            if positions.size and record.action == Action.UNCHANGED:
+                self._begin_changed(record, len(parts), piece.number)
+            if record.action == Action.CHANGED:
+                record.counts[piece.number] = positions.size
+                self._add_to_group(record, (piece, positions, codes), old)
             self.progress(old.nbytes)
-        digest = before.digest()
-        self._base.append((name, kind, shape, digest))
-        self._result.append((name, kind, shape, digest if after is None else after.digest()))
-        record.base_check = digest[:CHECK_BYTES]
-        record.result_check = b"" if after is None else after.digest()[:CHECK_BYTES]
+        before, after = states.old.digest(), states.new.digest()
+        self._base.append((name, kind, shape, before))
+        self._result.append((name, kind, shape, after))
+        record.base_check = before[:CHECK_BYTES]
+        record.result_check = after[:CHECK_BYTES] if record.action == Action.CHANGED else b""
 
-    def _begin_changed(self, record: TensorRecord, equal: list[Piece]) -> None:
-        record.action, record.counts = Action.CHANGED, [0] * len(pieces(record.numel))
-        if self._together and not fits(self.records, self._together, record):
+    def _find(self, old: Array, new: Array, kind: Kind, states: PairHasher) -> tuple[Array, Array]:
+        """Where two pieces differ, and the codes of the steps. Both are hashed block by block, while they are in the cache."""
+        codes, count, block = self._codes.view(kind.unsigned), 0, BLOCK_BYTES // kind.itemsize
+        for start in range(0, old.size, block):
+            before, after = old[start : start + block], new[start : start + block]
+            found = int(kernels.steps.find(before, after, np.uint64(kind.flip), self._positions[count:], codes[count:]))
+            self._positions[count : count + found] += np.uint32(start)
+            states.update(before, after, equal=not found)
+            count += found
+        return self._positions[:count].copy(), codes[:count].copy()
+
+    def _begin_changed(self, record: TensorRecord, parts: int, equal: int) -> None:
+        record.action, record.counts = Action.CHANGED, [0] * parts
+        if self._together and not fits(self.records, [piece for piece, _, _ in self._together], record):
             self._close_group()
-        for piece in equal:
-            self._lanes.run(partial(_unchanged, piece))
+        for _ in range(equal):
+            self._lanes.run(bytes)
 
-    def _add_to_group(self, record: TensorRecord, piece: Piece, old: Array, new: Array) -> None:
-        self._together.append(piece)
-        self._pairs.append((old, new))
+    def _add_to_group(self, record: TensorRecord, changes: Changes, old: Array) -> None:
+        self._together.append(changes)
+        self._old.append(old)
         if record.numel > GROUP:
             self._close_group()
 
     def _close_group(self) -> None:
         if self._together:
-            together, pairs, kind = self._together, self._pairs, self.records[self._together[0].tensor].kind
-            self._together, self._pairs = [], []
-            self._lanes.run(lambda: (together, *encode_group(pairs, kind, self.codec)))
+            kind = self.records[self._together[0][0].tensor].kind
+            self._lanes.run(partial(encode_group, self._together, kind, self.codec, self._old))
+            self._together, self._old = [], []
 
-    def _deliver(self, done: tuple[list[Piece], list[int], bytes]) -> None:
-        together, counts, section = done
-        for piece, count in zip(together, counts, strict=True):
-            self.records[piece.tensor].counts[piece.number] = count
+    def _deliver(self, section: bytes) -> None:
         self._group_sizes.append(len(section))
         self.sink.group(section)
 

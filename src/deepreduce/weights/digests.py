@@ -16,6 +16,9 @@ DIGEST_BYTES = 16
 CHECK_BYTES = 4
 """Bytes of the digest of a tensor that a patch carries: enough to say which tensor is wrong. The digest of the model is carried whole."""
 
+BLOCK_BYTES = 1 << 18
+"""Weights that are hashed right after they were compared or changed are worked on in blocks of this size, which a cache holds."""
+
 Entry = tuple[str, Kind, Shape, bytes]
 
 
@@ -33,6 +36,29 @@ def digest(patterns: Array) -> bytes:
     state = hasher()
     state.update(patterns.view("u1").data if patterns.size else b"")
     return bytes(state.digest())
+
+
+class PairHasher:
+    """The digests of two versions that are read side by side; one state serves both up to their first difference.
+
+    >>> import numpy as np
+    >>> both = PairHasher()
+    >>> both.update(np.uint8([1]), np.uint8([1]), equal=True)
+    >>> both.update(np.uint8([2]), np.uint8([3]), equal=False)
+    >>> (both.old.digest(), both.new.digest()) == (digest(np.uint8([1, 2])), digest(np.uint8([1, 3])))
+    True
+    """
+
+    def __init__(self) -> None:
+        self.old = self.new = hasher()
+
+    def update(self, old: Array, new: Array, *, equal: bool) -> None:
+        """Add the next patterns of both."""
+        if self.new is self.old and not equal:
+            self.new = self.old.copy()
+        self.old.update(old.view("u1").data)
+        if self.new is not self.old:
+            self.new.update(new.view("u1").data)
 
 
 def model_digest(entries: Iterable[Entry]) -> bytes:

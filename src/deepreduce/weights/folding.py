@@ -13,11 +13,11 @@ from ..errors import CorruptError, InputError
 from . import envelope, portable
 from .api import Mode, patched
 from .checking import check_base, check_chain, entries
-from .comparing import Comparison, MemorySink, Origin, Progress, Sink
+from .comparing import Comparison, MemorySink, Origin, Progress, Sink, encode_group
 from .kinds import Array, Kind
 from .lanes import default_threads
 from .opened import Patch
-from .records import Action, Header, Piece, TensorRecord, groups, piece_size, pieces
+from .records import Action, Header, Piece, TensorRecord, groups, pieces
 from .sources import Arrays, Source
 from .symbols import write_planes
 
@@ -136,15 +136,8 @@ class _Fold:
         return merge([where for where, _ in found], [codes for _, codes in found], kind)
 
     def _write_group(self, tensors: Sequence[TensorRecord], group: Sequence[Piece], codec: IndexCodec) -> int:
-        positions, codes, offset = [], [], 0
-        for piece in group:
-            record = tensors[piece.tensor]
-            where, steps = self._merged(record.name, piece.number, record.kind)
-            positions.append(where + np.uint32(offset))
-            codes.append(steps)
-            offset += piece_size(piece)
-        whole = np.concatenate(positions)
-        section = portable.encode(codec, offset, whole, np.concatenate(codes)) if whole.size else b""
+        kind = tensors[group[0].tensor].kind
+        section = encode_group([(piece, *self._merged(tensors[piece.tensor].name, piece.number, kind)) for piece in group], kind, codec)
         self._sink.group(section)
         return len(section)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -93,6 +94,11 @@ def kind_by_code(code: int) -> Kind:
     if code >= len(KINDS):
         raise CorruptError(f"dtype code {code}, known are 0 to {len(KINDS) - 1}")
     return KINDS[code]
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """All of these one after the other; the only one itself."""
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def patterns(array: Array, kind: Kind) -> Array:

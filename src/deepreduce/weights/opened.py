@@ -15,16 +15,13 @@ from ..reader import Reader
 from . import conditional, envelope, portable
 from .comparing import Origin
 from .envelope import Sections
-from .kinds import Array, Kind, Shape
-from .records import Action, Header, Piece, TensorRecord, groups, piece_size, pieces
+from .kinds import Array, Kind, Shape, joined
+from .records import Action, Changes, Header, Piece, TensorRecord, groups, piece_size, pieces
 from .sources import Source
 from .symbols import read_planes
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-Changes = tuple[Piece, Array, Array]
-"""The changes of a piece: their positions in it, and the codes of their steps."""
 
 
 class Patch:
@@ -91,8 +88,7 @@ class Patch:
         elif old is None:
             raise InputError("a conditional patch can be read only with the weights it was made from")
         else:
-            whole = old[0] if len(old) == 1 else np.concatenate(old)
-            positions, codes = conditional.decode(section, whole, kind, sum(counts))
+            positions, codes = conditional.decode(section, joined(old), kind, sum(counts))
         return list(self._by_piece(group, counts, positions, codes))
 
     def _by_piece(self, group: Sequence[Piece], counts: Sequence[int], positions: Any, codes: Any) -> Iterator[Changes]:
@@ -139,7 +135,7 @@ class Patched:
         parts = [piece for piece in pieces(record.numel) if piece.start < stop and start < piece.stop]
         read = self._patch.read_whole if record.travels_whole else self._changed
         found = [read(name, piece.number)[max(0, start - piece.start) : stop - piece.start] for piece in parts]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        return joined(found)
 
     def _changed(self, name: str, number: int) -> Array:
         wanted = self._patch.group_of[name, number]

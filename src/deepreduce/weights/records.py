@@ -14,7 +14,7 @@ from ..codec import IndexCodec
 from ..errors import CorruptError, InputError
 from ..reader import Reader, text, varint
 from .digests import CHECK_BYTES, DIGEST_BYTES
-from .kinds import Kind, Shape, kind_by_code
+from .kinds import Array, Kind, Shape, kind_by_code
 from .portable import read_codec, write_codec
 
 KIND = 2
@@ -110,6 +110,10 @@ class Piece:
     number: int
     start: int
     stop: int
+
+
+Changes = tuple[Piece, Array, Array]
+"""The changes of a piece: their positions in it, and the codes of their steps."""
 
 
 def pieces(numel: int, tensor: int = 0) -> list[Piece]:

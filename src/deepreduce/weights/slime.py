@@ -114,13 +114,16 @@ def _decoded(
     coded, before = file.read(name, 0, int(np.prod(file.describe(name)[1]))), flat[name].view("u1")
     form = metadata.get("compression_format"), metadata.get("delta_encoding")
     if form[0] == "deepreduce":
-        after = _bytes(apply({name: tensors[name]}, coded.data)[name], name)
+        result = apply({name: tensors[name]}, coded.data)
+        after = _bytes(result[name], name) if name in result else np.empty(0, np.uint8)
     elif form == ("zstd", "xor"):
         after = before ^ _inflated(coded, before.size, before.size)
     elif form == ("zstd", "overwrite"):
         after = _overwritten(before, _inflated(coded, 4, 4 + 5 * before.size))
     else:
         raise ConfigError(f"{form[0]} with {form[1]}: known are deepreduce, and zstd with xor or overwrite")
+    if after.size != before.size:
+        raise CorruptError(f"tensor {name!r} of {before.size} bytes would have {after.size}; nothing is written")
     if _checksum(after, metadata.get("checksum_format", "")) != file.metadata.get(name):
         raise CorruptError(f"tensor {name!r}: the checksum of the new weights does not match; nothing is written")
     return after
