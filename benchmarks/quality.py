@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from deepreduce.lab.train import torch_models
 from deepreduce.lab.train.batches import Batch, Data
-from deepreduce.lab.train.contract import Plan, Record
+from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.outcome import ratio
 from deepreduce.lab.train.run import Job
 from deepreduce.lab.train.seeds import spread
@@ -125,7 +125,7 @@ class Together:
         return self.data.test_batches(rank, workers)
 
 
-def trained(plan: Plan, way: str) -> Record:
+def trained(plan: Plan, way: str) -> RunRecord:
     """Return the record of one way."""
     data = read_data(plan)
     size = torch_models.parameter_count(torch_models.build(plan.model, data, plan.seed))
@@ -133,7 +133,7 @@ def trained(plan: Plan, way: str) -> Record:
         plan, data = replace(plan, workers=1, batch=plan.workers * plan.batch), Together(data, plan.workers)
     table = Table(plan.workers)
     runs = [Simulated(Job(plan, data, rank, size), way, table) for rank in range(plan.workers)]
-    record: Record = table.run([lambda run=run: run.go(lambda event: None) for run in runs])[0]
+    record: RunRecord = table.run([lambda run=run: run.go(lambda event: None) for run in runs])[0]
     if not record.replicas_identical:
         raise RuntimeError(f"{way}: the workers have different parameters")
     return record

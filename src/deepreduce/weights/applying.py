@@ -26,7 +26,10 @@ def apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, m
     changes = _decode(patch, source, threads, check)
     flat = writable({record.name: tensors[record.name] for record in patch.header.tensors if record.action == Action.CHANGED})
     wholes = whole_tensors(patch, max_numel)
-    (_move_checked if check else _move)(patch, flat, changes, threads)
+    if check:
+        _move_checked(patch, flat, changes, threads)
+    else:
+        _move(patch, flat, changes, threads, kernels.steps.move)
     tensors.update(wholes)
     for record in patch.header.tensors:
         if record.action == Action.REMOVED:
@@ -62,7 +65,7 @@ def _decode(patch: Patch, source: Source, threads: int, check: bool) -> list[Cha
         pool.shutdown(cancel_futures=True)
 
 
-def _move(patch: Patch, flat: Mapping[str, Array], changes: Iterable[Changes], threads: int, kernel: Move = kernels.steps.move) -> None:
+def _move(patch: Patch, flat: Mapping[str, Array], changes: Iterable[Changes], threads: int, kernel: Move) -> None:
     """Take all steps, in place."""
 
     def move(change: Changes) -> None:
