@@ -1,5 +1,7 @@
 """Every batched form gives what the form for one tensor gives: the same positions, bytes, values and errors."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,10 @@ from deepreduce.pipeline import decode_batch, encode_batch, restore
 from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, VALUE_STAGE
 from deepreduce.source import DenseSource, Space, as_source
+from deepreduce.step import items
+from deepreduce.step.items import Item
+from deepreduce.step.seeds import StepSeed
+from deepreduce.step.topology import AllGather, Sharded
 from deepreduce.tensor import FLOAT_DTYPES, Support, as_support
 
 from .samples import codecs_of
@@ -228,3 +234,21 @@ def test_a_sample_changes_nothing_that_is_selected(dtype, made):
 def test_the_sample_is_enough_for_an_ordinary_gradient(count):
     bits = np.random.default_rng(1).standard_normal(4 * SMALL, np.float32).view(np.uint32)
     assert sampled.largest(bits, np.uint32(2**31 - 1), np.uint32(0x7F800000), count) is not None
+
+
+@pytest.mark.parametrize("topology", [AllGather(), Sharded()], ids=["allgather", "sharded"])
+def test_messages_are_encoded_together_and_decoded_together(topology, monkeypatch):
+    draw, codec = np.random.default_rng(1), dr.parse("topr:0.1/rice/qsgd")
+    dense = [draw.standard_normal(size).astype(np.float32) for size in (50, 5000, 40_000)]
+    tensors = [Item(str(array.size), array, codec, as_source(array)) for array in dense]
+    calls = []
+    for name in ("encode_batch", "decode_batch"):
+        counted = partial(lambda name, function, *given: calls.append(name) or function(*given), name, getattr(items, name))
+        monkeypatch.setattr(items, name, counted)
+    messages = topology.encode(tensors, StepSeed(0, 0, 2), size=4)
+    decoded = items.decode(messages)
+    assert calls == ["encode_batch", "decode_batch"]
+    for message, together in zip(messages, decoded, strict=True):
+        alone = dr.decode_many_sparse(message.blob).values()
+        assert [tensor.values.tobytes() for tensor in together] == [tensor.values.tobytes() for tensor in alone]
+        assert [tensor.indices.tolist() for tensor in together] == [tensor.indices.tolist() for tensor in alone]

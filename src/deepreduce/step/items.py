@@ -102,13 +102,13 @@ def source_of(content: Array | SparseTensor) -> Source:
 
 def select(items: Sequence[Item], seed: StepSeed) -> list[Support]:
     """Return the positions that the sparsifiers select, of those of one codec and dtype together; none of an idle tensor."""
-    groups: dict[tuple[DeepReduce, np.dtype[Any]], list[Item]] = {}
+    groups: dict[tuple[int, np.dtype[Any]], list[Item]] = {}
     for item in items:
         if not item.idle:
-            groups.setdefault((item.codec, item.dtype), []).append(item)
+            groups.setdefault((id(item.codec), item.dtype), []).append(item)
     found: dict[int, Support] = {}
-    for (codec, _), group in groups.items():
-        selected = codec.sparsifier.select_batch([item.source for item in group], [item.seed(seed) for item in group])
+    for group in groups.values():
+        selected = group[0].codec.sparsifier.select_batch([item.source for item in group], [item.seed(seed) for item in group])
         found.update(zip(map(id, group), selected, strict=True))
     return [Support.none(item.numel) if item.idle else found[id(item)] for item in items]
 

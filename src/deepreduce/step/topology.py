@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, pairwise
 from math import ceil
 from time import perf_counter
@@ -192,6 +193,7 @@ class Sharded(Topology):
 _LARGEST_WHOLE = 2048
 
 
+@lru_cache(maxsize=4096)
 def _single_owner(name: str, numel: int, size: int) -> int | None:
     """The owner of a tensor that is not cut; None for one of which every rank owns a range."""
     return crc32(name.encode("utf-8", "backslashreplace")) % size if numel <= max(_LARGEST_WHOLE, size) else None
