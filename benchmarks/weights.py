@@ -4,7 +4,8 @@
 
 The data come from real training (`weights_data.py`, about ten minutes on one core at the first run, then kept in FOLDER). Every round
 trip is checked before anything is timed; the sides take turns, and the best time of each counts. The peers (`weights_peers.py`) check no
-weights; ours are timed with all their checks. `memory compare` is memcmp of two equal tensors, to tell the machine by.
+weights, but for the row that says so; ours are timed with all their checks, and applied without them too. `memory compare` is memcmp of two
+equal tensors, to tell the machine by.
 
 With --out, the rows go to a CSV file, and the tables of docs/weights.md to stdout.
 """
@@ -26,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from turns import best_of
 from weights_data import Weights, pairs
-from weights_peers import FORMATS, Patterns, ordered, packages
+from weights_peers import FORMATS, NEMO, Patterns, checked, ordered, packages
 
 from deepreduce import weights
 
@@ -84,8 +85,10 @@ def speeds(folder: Path, repeats: int, cpu_time: bool) -> Iterator[Row]:
         encoders, appliers = timed(before, after, thread_counts)
         encode_seconds, apply_seconds = best_of(repeats, encoders, clock), best_of(repeats, appliers, clock)
         base = {"what": "speed", "data": name, "changed": f"{np.mean(before != after):.4f}"}
-        for side, seconds in encode_seconds.items():
-            row = base | {"side": side} | rates("encode", before.nbytes, seconds, encode_seconds[COMPARE])
+        for side in dict.fromkeys([*encode_seconds, *apply_seconds]):
+            row = base | {"side": side}
+            if side in encode_seconds:
+                row |= rates("encode", before.nbytes, encode_seconds[side], encode_seconds[COMPARE])
             if side in apply_seconds:
                 trips = 2 if side.startswith("deepreduce") else 1
                 row |= rates("apply", before.nbytes, apply_seconds[side] / trips, apply_seconds[COMPARE])
@@ -105,7 +108,7 @@ def timed(before: Patterns, after: Patterns, thread_counts: tuple[int, ...]) -> 
     compare = partial(operator.eq, before.tobytes(), equal.tobytes())
     encoders: Runs = {COMPARE: compare}
     appliers: Runs = {COMPARE: compare}
-    for side in FORMATS:
+    for side in [*FORMATS, checked(NEMO)]:
         encoders[side.name] = partial(side.encode, before, after)
         appliers[side.name] = partial(side.apply, before.copy(), side.encode(before, after))
     old, new = ({"w": array.view(ml_dtypes.bfloat16)} for array in (before, after))
@@ -114,18 +117,19 @@ def timed(before: Patterns, after: Patterns, thread_counts: tuple[int, ...]) -> 
         for threads in thread_counts:
             name = f"deepreduce, {mode}, {threads} thread{'s' if threads > 1 else ''}"
             encoders[name] = partial(weights.diff, old, new, mode=mode, threads=threads)
-            appliers[name] = there_and_back(old, there, back, threads)
+            for check, note in ((True, ""), (False, ", unchecked")):
+                appliers[name + note] = there_and_back(old, there, back, threads, check)
     encoders["deepreduce, unchanged"] = partial(weights.diff, old, as_weights({"w": equal}), threads=1)
     return encoders, appliers
 
 
-def there_and_back(base: dict[str, NDArray[Any]], there: bytes, back: bytes, threads: int) -> Callable[[], object]:
+def there_and_back(base: dict[str, NDArray[Any]], there: bytes, back: bytes, threads: int, check: bool) -> Callable[[], object]:
     """Apply a patch in place, and the one that undoes it: two trips of the same size."""
     tensors = {"w": base["w"].copy()}
 
     def run() -> None:
-        weights.apply_(tensors, there, threads=threads)
-        weights.apply_(tensors, back, threads=threads)
+        weights.apply_(tensors, there, threads=threads, check=check)
+        weights.apply_(tensors, back, threads=threads, check=check)
 
     run()
     assert np.array_equal(tensors["w"].view(np.uint16), base["w"].view(np.uint16))
@@ -148,7 +152,7 @@ def tables(rows: list[Row]) -> Iterator[str]:
     if sizes:
         yield table(sizes, lambda row: f"{float(row['bits']):.2f}")
     if speeds:
-        yield table(speeds, lambda row: " / ".join(row[key] for key in ("encode GB/s", "apply GB/s") if key in row))
+        yield table(speeds, lambda row: " / ".join(row.get(key, "-") for key in ("encode GB/s", "apply GB/s")))
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 import zstandard
 from numpy.typing import NDArray
 from pcodec import ChunkConfig, standalone
@@ -144,10 +145,32 @@ def xdelta_apply(weights: Patterns, parts: tuple[Any, ...]) -> None:
         weights[:] = np.fromfile(f"{folder}/new", np.uint16)
 
 
+def checked(side: Side) -> Side:
+    """A side that hashes both versions, as ours do, and refuses weights that are not the base or do not become the result."""
+
+    def encode(old: Patterns, new: Patterns) -> tuple[Any, ...]:
+        return (digest(old), digest(new), *side.encode(old, new))
+
+    def apply(weights: Patterns, parts: tuple[Any, ...]) -> None:
+        base, result, *rest = parts
+        if digest(weights) not in (base, result):  # the result too: it is timed over and over on the same weights, and XOR goes both ways
+            raise ValueError("wrong base")
+        side.apply(weights, tuple(rest))
+        if digest(weights) not in (base, result):
+            raise ValueError("wrong result")
+
+    return Side(f"{side.name}, both versions hashed", encode, apply)
+
+
+def digest(weights: Patterns) -> bytes:
+    return xxhash.xxh3_128_digest(weights.view(np.uint8).data)
+
+
+NEMO = Side("uint16 gaps + XOR, zstd-1 (NeMo-RL)", nemo_encode, nemo_apply)
 FORMATS = [
     Side("int32 positions + new values (vLLM, verl, vime)", vllm_encode, vllm_apply),
     Side("XOR + zstd-1 (slime, miles, SkyRL)", slime_encode, slime_apply),
-    Side("uint16 gaps + XOR, zstd-1 (NeMo-RL)", nemo_encode, nemo_apply),
+    NEMO,
     Side("pcodec on gaps and steps", pcodec_encode, pcodec_apply),
 ]
 """What other projects send after every step, and pcodec."""

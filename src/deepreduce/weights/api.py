@@ -170,7 +170,7 @@ def _patches(patch: Patch, max_numel: int) -> Iterator[TensorPatch]:
             number = patch.group_of[record.name, piece.number]
             if number != cached[0]:
                 cached = (number, patch.decode_group(number, None))
-            found += [(piece, *changes) for at, *changes in cached[1] if (at.tensor, at.number) == (index, piece.number)]  # type: ignore[misc]
+            found += [change for change in cached[1] if change[0] == piece]
         yield TensorPatch(
             record.name,
             record.shape,

@@ -102,7 +102,7 @@ class Header:
         return "conditional" if self.codec is None else "portable"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Piece:
     """A part of a tensor, by the index of its record: elements `start` to `stop`; `number` counts the pieces of the tensor."""
 
