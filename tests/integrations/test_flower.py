@@ -121,7 +121,7 @@ def test_a_superlink_with_four_supernodes_keeps_the_accuracy(local, tmp_path):
             stack.enter_context(started(command, tmp_path / f"node{node}.log", environment))
         command = [str(tools / "flwr"), "run", str(app), "here", "--stream"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=540, env=environment)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=1200, env=environment)
         except subprocess.TimeoutExpired as late:
             logs = "\n".join(path.read_text()[-1500:] for path in tmp_path.glob("*.log"))
             raise AssertionError(f"{(late.output or b'')[-2000:]}\n{logs}") from late
