@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 
+from deepreduce.errors import InputError
 from deepreduce.integrations.flower import CompressedGrid, CompressMod
 
 torch.set_num_threads(1)
@@ -106,6 +107,10 @@ def check_up():
     grid = CompressedGrid(Local(answering(lambda arrays: {"w": arrays["w"] + change})))
     [reply] = grid.pull_messages(grid.push_messages([message]))
     check(reply.has_content(), "push and pull")
+    try:
+        grid.send_and_receive([message, message])
+    except InputError as error:
+        check("2 messages to one node" in str(error), "no message is lost in silence")
 
 
 def check_hostile():

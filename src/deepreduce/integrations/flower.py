@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from flwr.serverapp import Grid
 
 from .. import inspection, pipeline
-from ..errors import CorruptError, DeepReduceError
+from ..errors import CorruptError, DeepReduceError, InputError
 from ..seeds import mix
 from ..step.policy import Spec, policy_at, policy_of
 from ..step.residual import ResidualMemory
@@ -141,6 +142,10 @@ class CompressedGrid(Grid):
         return [self._incoming(reply, self._sent.pop(reply.metadata.reply_to_message_id, None)) for reply in replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        messages = list(messages)
+        nodes = Counter(message.metadata.dst_node_id for message in messages)
+        if (most := max(nodes.values(), default=1)) > 1:
+            raise InputError(f"send_and_receive tells replies apart by their node, got {most} messages to one node: use push_messages")
         outgoing = {sent.message.metadata.dst_node_id: sent for sent in map(self._outgoing, messages)}
         replies = self.grid.send_and_receive([sent.message for sent in outgoing.values()], timeout=timeout)
         return [self._incoming(reply, outgoing.get(reply.metadata.src_node_id)) for reply in replies]

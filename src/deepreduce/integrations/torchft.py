@@ -54,7 +54,8 @@ class CompressedManager:
         if fragments < 1:
             raise ConfigError(f"a model has at least one fragment, got {fragments}")
         self.manager, self.process_group, self.fragments = manager, process_group, fragments
-        self.memory = Memory(ResidualMemory(), None)
+        self._own = ResidualMemory()
+        self.memory = Memory(self._own, None)
         self._policy, self._seed, self._small = policy_of(spec, small_tensor_numel), natural(seed, "a seed"), small_tensor_numel
         self._stats = Stats(history)
         self._pending: list[_Pending] = []
@@ -75,6 +76,7 @@ class CompressedManager:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint of this replica."""
         self._own.load_state_dict(mapped_to_numpy(state["deepreduce"]))
+        self._committed = dict(self._own.residuals)
         self.manager.load_state_dict(state["manager"])
 
     # What DiLoCo calls
@@ -99,12 +101,6 @@ class CompressedManager:
             self._own.residuals = self._committed
         self._committed = dict(self._own.residuals)
         return committed
-
-    @property
-    def _own(self) -> ResidualMemory:
-        if self.memory.own is None:
-            raise ConfigError("a CompressedManager has error feedback")
-        return self.memory.own
 
     # The exchange
 
