@@ -12,8 +12,9 @@ TOOLS_INSTALLED := $(TOOLS_VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
-PARALLEL := -n auto --maxprocesses 8
-TWO_FILES := -n 2 --dist loadfile
+PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+# Ranks of a distributed test often wait for each other: one file more than this has cores for.
+FRAMEWORK := -n 3 --dist loadfile
 
 # What the demo trains by: its kernels are compiled with the set-up.
 DEMO_CODECS := topr:0.01/rice/qsgd topr:0.01/rice/fitpoly topr:0.01/bloom:p2,fpr=0.001/qsgd
@@ -32,14 +33,14 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy --strict src
 
-# The core first: it compiles the kernels once, before many worker processes would each do so at the same time. Then each framework by
-# itself: its ranks are forked from a server that has imported it already, and there is one such server in a process. Two files at a time:
-# ranks often wait for each other.
+# The kernels are compiled first, before many processes would each do so at the same time. Then each framework by itself: its ranks are
+# forked from a server that has imported it already, and there is one such server in a process.
 unit: $(INSTALLED)
+	$(BIN)/deepreduce warmup
 	$(BIN)/pytest $(PARALLEL) tests/test_*.py src
-	$(BIN)/pytest $(TWO_FILES) tests/jax
-	$(BIN)/pytest $(TWO_FILES) tests/tensorflow
-	$(BIN)/pytest $(TWO_FILES) tests/torch tests/integrations/test_fsdp.py
+	$(BIN)/pytest $(FRAMEWORK) tests/jax
+	$(BIN)/pytest $(FRAMEWORK) tests/tensorflow
+	$(BIN)/pytest $(FRAMEWORK) tests/torch tests/integrations/test_fsdp.py
 
 # The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
 bounds: $(INSTALLED)

@@ -21,7 +21,8 @@ from typing import Any
 
 from ranks import run, sent_by_interface
 
-from deepreduce.lab.train.launcher import only_on, share, usable_cores
+from deepreduce.cores import usable_cores
+from deepreduce.lab.train.launcher import only_on, share
 from deepreduce.lab.train.links import shaped_links
 
 NATIVE, NOTHING = "native HSDP", "no exchange"

@@ -39,12 +39,18 @@ def test_every_filter_that_is_written_is_read(fpr, share):
 @pytest.mark.parametrize("policy", ["p2", "p2exact"])
 @pytest.mark.parametrize("fpr", [0.3, 0.3535, 0.178, 0.0885])
 def test_no_writer_refuses_its_own_small_filter(policy, fpr):
-    gradient = np.zeros(10**6, np.float32)
+    gradient = np.zeros(10**5, np.float32)
     for count in (1, 2, 3, 7):
-        gradient[np.arange(count) * 100_003 + 5] = 1
+        gradient[np.arange(count) * 10_003 + 5] = 1
         for seed in range(30):
             blob = dr.encode(gradient, f"nonzero/bloom:{policy},fpr={fpr}/raw", seed=seed)
             assert dr.decode_sparse(blob).nnz == count
+
+
+def test_a_small_filter_of_a_large_tensor_is_read():
+    gradient = np.zeros(10**6, np.float32)
+    gradient[[5, 100_008, 200_011]] = 1
+    assert dr.decode_sparse(dr.encode(gradient, "nonzero/bloom:p2,fpr=0.3/raw", seed=17)).nnz == 3
 
 
 def with_layouts(count):

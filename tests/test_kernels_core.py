@@ -15,9 +15,8 @@ def obvious_top(array, count):
     """Sort by magnitude, NaN above Inf, ties by position; all non-finite ones in any case."""
     flat = array.reshape(-1).astype(np.float64)
     count = min(max(count, int((~np.isfinite(flat)).sum())), flat.size)
-    key = [(-1e400 if np.isnan(x) else -abs(x), i) for i, x in enumerate(flat)]
-    nans_first = sorted(range(flat.size), key=lambda i: (not np.isnan(flat[i]), *key[i]))
-    return np.array(sorted(nans_first[:count]), np.int64)
+    order = np.lexsort((np.arange(flat.size), -np.abs(flat), ~np.isnan(flat)))  # the last key counts first
+    return np.sort(order[:count])
 
 
 def unlike_nans(array):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from importlib.util import find_spec
+from itertools import chain
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .. import pipeline, registry, specs
+from ..cores import usable_cores
 from ..tensor import FLOAT_DTYPES
 
 
@@ -34,13 +39,36 @@ def run_warmup(args: argparse.Namespace) -> None:
     """Compile, and say how long it took."""
     start = time.perf_counter()
     chosen = args.codec or all_specs()
-    dtypes = [dtype for dtype in FLOAT_DTYPES if not args.dtype or dtype.name in args.dtype]
     for spec in chosen:
-        compile_for(spec, dtypes)
-        compile_steps(spec, dtypes)
-    if not args.codec and find_spec("xxhash"):
-        compile_for_weights()
+        pipeline.parse(spec)
+    dtypes = args.dtype or [dtype.name for dtype in FLOAT_DTYPES]
+    # What all specs share comes with the first one, a dtype at a time: else every process would compile it.
+    first = [partial(compile_spec, chosen[0], [dtype]) for dtype in dtypes]
+    others = [partial(compile_spec, spec, dtypes) for spec in chosen[1:]]
+    weights = [compile_for_weights] if not args.codec and find_spec("xxhash") else []
+    in_processes([first, weights + others])
     print(f"compiled the kernels of {len(chosen)} spec(s) in {time.perf_counter() - start:.1f} s")
+
+
+def in_processes(rounds: Sequence[Sequence[Callable[[], None]]]) -> None:
+    """Run rounds of tasks one after another, the tasks of a round side by side on the cores that this process may use."""
+    processes = min(len(usable_cores()), max(len(tasks) for tasks in rounds))
+    if processes == 1:
+        for task in chain(*rounds):
+            task()
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for tasks in rounds:
+            for done in [pool.submit(task) for task in tasks]:
+                done.result()
+
+
+def compile_spec(spec: str, dtypes: Sequence[str]) -> None:
+    """Compile what messages and training steps of a spec need."""
+    for dtype in FLOAT_DTYPES:
+        if dtype.name in dtypes:
+            compile_for(spec, [dtype])
+            compile_steps(spec, [dtype])
 
 
 def compile_for(spec: str, dtypes: Sequence[np.dtype[Any]] = FLOAT_DTYPES) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
@@ -15,6 +14,7 @@ import numpy as np
 import optax
 from jax.experimental import io_callback
 
+from ..cores import usable_cores
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..step.arrays import wide_dtype
@@ -193,9 +193,8 @@ def _expect(name: str, kind: tuple[Any, Any], held: Any, what: str) -> None:
 
 def _warn_of_one_thread() -> None:
     """On a CPU, JAX runs programs on as many threads as there are cores, and a callback needs a second one to read large arguments."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     settings: Any = jax.config
-    if cores == 1 and jax.default_backend() == "cpu" and settings.read("jax_cpu_enable_async_dispatch"):
+    if len(usable_cores()) == 1 and jax.default_backend() == "cpu" and settings.read("jax_cpu_enable_async_dispatch"):
         warnings.warn(
             "host callbacks of JAX may wait forever on one core: set jax_cpu_enable_async_dispatch to False before the first computation",
             RuntimeWarning,

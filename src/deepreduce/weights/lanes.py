@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
+
+from ..cores import usable_cores
 
 T = TypeVar("T")
 
@@ -50,4 +51,4 @@ class Lanes(Generic[T]):
 
 def default_threads() -> int:
     """As many threads as this process may use, at most 8."""
-    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+    return min(len(usable_cores()), 8)

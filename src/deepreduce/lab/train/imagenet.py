@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ...cores import usable_cores
 from .batches import Batch, shares
 from .failures import DataError
 from .pictures import SIZE, centred, cropped
@@ -85,7 +85,7 @@ def _made(count: int, draw: np.random.Generator) -> Batch:
 
 def _decoders(workers: int) -> Executor:
     """Processes that decode, as many as this worker's share of the cores. They are not forked: the worker has threads."""
-    return ProcessPoolExecutor(max(1, (os.cpu_count() or 1) // workers), mp_context=get_context("spawn"))
+    return ProcessPoolExecutor(max(1, len(usable_cores()) // workers), mp_context=get_context("spawn"))
 
 
 def _normal(images: NDArray[np.uint8]) -> NDArray[np.float32]:

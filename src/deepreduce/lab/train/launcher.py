@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from types import FrameType
 from typing import IO
 
+from ...cores import usable_cores
 from ...errors import ConfigError
 from .contract import Emit, Event, Plan
 from .failures import WorkerError
@@ -75,11 +76,6 @@ def launch(plan: Plan, listen: Emit) -> None:
             with only_on(cores):
                 workers.append(_start(module, plan, rank, host, environment | {"OMP_NUM_THREADS": _threads(cores)}))
         _listen_to(workers, listen)
-
-
-def usable_cores() -> list[int]:
-    """The cores this process may use."""
-    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
 
 
 def share(cores: Sequence[int], rank: int, workers: int) -> Sequence[int]:
