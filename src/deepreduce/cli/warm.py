@@ -46,7 +46,7 @@ def run_warmup(args: argparse.Namespace) -> None:
     first = [partial(compile_spec, chosen[0], [dtype]) for dtype in dtypes]
     others = [partial(compile_spec, spec, dtypes) for spec in chosen[1:]]
     weights = [compile_for_weights] if not args.codec and find_spec("xxhash") else []
-    in_processes([first, weights + others])
+    in_processes([first, [*weights, *others]])
     print(f"compiled the kernels of {len(chosen)} spec(s) in {time.perf_counter() - start:.1f} s")
 
 
