@@ -12,19 +12,20 @@ TOOLS_INSTALLED := $(TOOLS_VENV)/.installed
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile
-# Ranks of a distributed test often wait for each other: one file more than this has cores for.
-FRAMEWORK := -n 3 --dist loadfile
+# Whole files to a process: tests of one file often need the same kernels.
+FILES := -n 2 --dist loadfile
 
 # What the demo trains by: its kernels are compiled with the set-up.
 DEMO_CODECS := topr:0.01/rice/qsgd topr:0.01/rice/fitpoly topr:0.01/bloom:p2,fpr=0.001/qsgd
 
-.PHONY: demo test lint types unit bounds integrations golden clean
+.PHONY: demo test lint types kernels unit core torch tensorflow jax bounds integrations golden clean
 
 demo: $(DEMO_INSTALLED)
 	$(BIN)/deepreduce demo --report report
 
-test: lint types unit bounds
+# Two suites at a time, as ranks of a distributed test often wait for each other; each prints what it found when it is done.
+test: lint
+	$(MAKE) --jobs 2 --output-sync=line types unit bounds
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -33,18 +34,28 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy --strict src
 
-# The kernels are compiled first, before many processes would each do so at the same time. Then each framework by itself: its ranks are
-# forked from a server that has imported it already, and there is one such server in a process.
-unit: $(INSTALLED)
+unit: core torch tensorflow jax
+
+# Before the tests, as all their processes would compile the same kernels otherwise.
+kernels: $(INSTALLED)
 	$(BIN)/deepreduce warmup
-	$(BIN)/pytest $(PARALLEL) tests/test_*.py src
-	$(BIN)/pytest $(FRAMEWORK) tests/jax
-	$(BIN)/pytest $(FRAMEWORK) tests/tensorflow
-	$(BIN)/pytest $(FRAMEWORK) tests/torch tests/integrations/test_fsdp.py
+
+core: kernels
+	$(BIN)/pytest $(FILES) tests/test_*.py src
+
+# Each framework by itself: its ranks are forked from a server that has imported it already, and there is one such server in a process.
+torch: kernels
+	$(BIN)/pytest $(FILES) tests/torch tests/integrations/test_fsdp.py
+
+tensorflow: kernels
+	$(BIN)/pytest $(FILES) tests/tensorflow
+
+jax: kernels
+	$(BIN)/pytest $(FILES) tests/jax
 
 # The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
 bounds: $(INSTALLED)
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(BOUNDS_CACHE) $(BIN)/pytest $(PARALLEL) tests/test_kernels_*.py
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(BOUNDS_CACHE) $(BIN)/pytest $(FILES) tests/test_kernels_*.py
 
 # The tools people train with, in a place of their own: they bring a hundred packages that nothing else needs.
 integrations: $(TOOLS_INSTALLED)

@@ -13,7 +13,7 @@ from deepreduce.reader import varint
 from deepreduce.weights import envelope
 from deepreduce.weights.checking import entries
 from deepreduce.weights.digests import model_digest
-from deepreduce.weights.sources import Arrays
+from deepreduce.weights.sources import NamedArrays
 
 from .weights_data import models, same_bits
 
@@ -79,7 +79,7 @@ def claiming(patch: bytes, base: bytes) -> bytes:
 
 
 def digest_of(tensors: dict[str, np.ndarray]) -> bytes:
-    return model_digest(entries(Arrays(tensors)))
+    return model_digest(entries(NamedArrays(tensors)))
 
 
 @pytest.mark.parametrize("check", [True, False])

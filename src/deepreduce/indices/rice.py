@@ -54,7 +54,7 @@ class Rice(BatchedGapCodec):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class RicePlan:
     """How `count` numbers are coded: parameters[b] is that of block b. `block_shift` is None where all are one block."""
 
     count: int
@@ -75,13 +75,13 @@ class Plan:
         return 1 + (table_bits + 7) // 8 + (self.low_bits + self.unary_bits + 7) // 8
 
 
-def plan(numbers: Numbers) -> Plan:
+def plan(numbers: Numbers) -> RicePlan:
     """The smallest of one parameter for all and one for each block, for blocks of a few sizes. There must be a number."""
     shift, parameters, low_bits, unary_bits = kernels.rice.plan(numbers)
-    return Plan(numbers.size, shift or None, parameters, low_bits, unary_bits)
+    return RicePlan(numbers.size, shift or None, parameters, low_bits, unary_bits)
 
 
-def write(numbers: Numbers, plan: Plan) -> bytes:
+def write(numbers: Numbers, plan: RicePlan) -> bytes:
     """The parameters, the low bits of all numbers, and the rest of each in unary.
 
     >>> numbers = np.uint64([5, 2])
@@ -94,7 +94,7 @@ def write(numbers: Numbers, plan: Plan) -> bytes:
     return _front(plan) + kernels.bits.to_bytes(words, size_bits)
 
 
-def _front(plan: Plan) -> bytes:
+def _front(plan: RicePlan) -> bytes:
     if plan.block_shift is None:
         return bytes((int(plan.parameters[0]),))
     return bytes((_ONE_BLOCK + plan.block_shift,)) + kernels.bits.pack(plan.parameters.astype(np.uint64), _PARAMETER_BITS)

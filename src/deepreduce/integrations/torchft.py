@@ -58,7 +58,7 @@ class CompressedManager:
         self.memory = Memory(self._own, None)
         self._policy, self._seed, self._small = policy_of(spec, small_tensor_numel), natural(seed, "a seed"), small_tensor_numel
         self._stats = Stats(history)
-        self._pending: list[_Pending] = []
+        self._pending: list[_PendingTensor] = []
         self._committed: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +81,7 @@ class CompressedManager:
 
     # What DiLoCo calls
 
-    def allreduce(self, tensor: torch.Tensor, should_quantize: bool | None = None, **options: Any) -> _Pending:
+    def allreduce(self, tensor: torch.Tensor, should_quantize: bool | None = None, **options: Any) -> _PendingTensor:
         """Replace a pseudo-gradient by its mean over the replicas, when it is waited for, with all others since the last time."""
         if should_quantize is None or options:
             raise ConfigError(
@@ -90,7 +90,7 @@ class CompressedManager:
             )
         if should_quantize:
             raise ConfigError("should_quantize=True would round what the spec selects: leave it False")
-        self._pending.append(_Pending(tensor, self._exchange))
+        self._pending.append(_PendingTensor(tensor, self._exchange))
         return self._pending[-1]
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
@@ -127,14 +127,14 @@ class CompressedManager:
         names = [f"fragment {step % self.fragments} tensor {index}" for index in range(len(tensors))]
         views = [view(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
         reducer = Reducer(self._policy, AllGather(), self._seed, small_numel=self._small, average=False)
-        sums, cost = reducer.reduce(Bucket(names, views, step), self.memory, _Replicas(self.process_group))
+        sums, cost = reducer.reduce(Bucket(names, views, step), self.memory, _Quorum(self.process_group))
         for tensor, total in zip(tensors, sums, strict=True):
             write_gradient(tensor, total)
             tensor /= self.manager.num_participants()
         self._stats.add(cost)
 
 
-class _Pending:
+class _PendingTensor:
     """The work of a tensor that is not reduced yet: waiting for it reduces all that is pending."""
 
     def __init__(self, tensor: torch.Tensor, exchange: Callable[[], None]) -> None:
@@ -156,7 +156,7 @@ class _Pending:
         self._future.set_result(self.tensor)
 
 
-class _Replicas(Padded):
+class _Quorum(Padded):
     """The replicas of a quorum, for one synchronization: the next may have others, which do not know the capacity of this one's buffers."""
 
     def __init__(self, group: ProcessGroup) -> None:

@@ -11,8 +11,10 @@ import numpy as np
 from ..errors import InputError
 from ..tensor import SparseTensor
 from . import sums
+from .reducer import Memory, Reducer
 from .residual import Gradient, ResidualMemory, loaded_tables
 from .topology import TOPOLOGIES, Topology
+from .transport import Transport
 
 _KEYS = {"step", "seed", "rank", "ranks", "topology", "memory", "owned", "numels"}
 _EMPTY: dict[str, Any] = {"residuals": {}, "velocities": {}, "scale": 1.0}
@@ -32,6 +34,13 @@ class Checkpoint:
     numels: Mapping[str, int]
 
     @classmethod
+    def of(cls, step: int, reducer: Reducer, memory: Memory, transport: Transport) -> Checkpoint:
+        """Return the checkpoint of a rank."""
+        own, owned = (dict(_EMPTY) if held is None else held.state_dict() for held in (memory.own, memory.owned))
+        numels = dict(memory.numels) if owned["residuals"] else {}
+        return cls(step, reducer.seed, transport.rank, transport.size, reducer.topology.name, own, owned, numels)
+
+    @classmethod
     def read(cls, state: Mapping[str, Any]) -> Checkpoint:
         """Return the checkpoint in a state dict, checked; nothing is taken over yet."""
         if not isinstance(state, Mapping) or set(state) != _KEYS:
@@ -49,8 +58,9 @@ class Checkpoint:
         """Return the state dict."""
         return {key: getattr(self, key) for key in sorted(_KEYS)}
 
-    def expect(self, topology: str, rank: int, ranks: int, names: Sequence[str] | None) -> None:
-        """Refuse what does not fit this rank: another topology or rank, or a parameter that the model has not."""
+    def expect(self, reducer: Reducer, transport: Transport, names: Sequence[str] | None) -> None:
+        """Refuse what does not fit this rank: another topology, rank or seed, or a parameter that the model has not."""
+        topology, rank, ranks = reducer.topology.name, transport.rank, transport.size
         if self.topology != topology and self.owned["residuals"]:
             raise InputError(f"the state was made with topology {self.topology!r}, which has owners' residuals; here it is {topology!r}")
         if (self.rank, self.ranks) != (rank, ranks) and (self.ranks != ranks or self.owned["residuals"]):
@@ -61,11 +71,15 @@ class Checkpoint:
         unknown = sorted({*self.memory["residuals"], *self.memory["velocities"]} - set(names)) if names is not None else []
         if unknown:
             raise InputError(f"the state has residuals of parameters that the model has not: {', '.join(unknown[:5])}")
+        if self.seed != reducer.seed:
+            raise InputError(f"the state was made with seed {self.seed}, this one has seed {reducer.seed}")
 
-
-def memory_of(state: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the state of a memory, or that of an empty one."""
-    return dict(_EMPTY) if state is None else dict(state)
+    def restore(self, memory: Memory) -> None:
+        """Let a memory go on from here."""
+        for held, state in ((memory.own, self.memory), (memory.owned, self.owned)):
+            if held is not None:
+                held.load_state_dict(state)
+        memory.numels.update(self.numels)
 
 
 def reshard(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:

@@ -154,10 +154,7 @@ class LocalTraining:
 
     def load(self, checkpoint: Checkpoint, anchors: Mapping[str, Array], steps: int) -> None:
         """Go on from a checkpoint, which is one of this rank."""
-        for memory, held in ((self.memory.own, checkpoint.memory), (self.memory.owned, checkpoint.owned)):
-            if memory is not None:
-                memory.load_state_dict(held)
-        self.memory.numels.update(checkpoint.numels)
+        checkpoint.restore(self.memory)
         self.anchors, self.steps, self.syncs = dict(anchors), steps, checkpoint.step
 
     def _set_anchor(self, name: str, tensor: Array) -> None:

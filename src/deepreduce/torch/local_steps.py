@@ -22,7 +22,7 @@ from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..step.arrays import arrays_of
 from ..step.budget import steps_within
-from ..step.checkpoint import Checkpoint, memory_of
+from ..step.checkpoint import Checkpoint
 from ..step.local import DIGEST_BYTES, Capture, LocalTraining, check_equal
 from ..step.policy import BySize, ExceptDense, Spec, policy_at, policy_of, title
 from ..step.recipes import LOCAL_RECIPES, local_recipe
@@ -306,11 +306,8 @@ class LocalSteps:
         Waits for the exchange that is under way, whose means are part of the state. Loads with `torch.load(..., weights_only=True)`.
         """
         pending = None if self._pending is None else {"means": self._pending.outcome.result()[0], "values": self._pending.values}
-        training, memory, transport = self._training, self._training.memory, self.transport
-        own, owned = (memory_of(None if held is None else held.state_dict()) for held in (memory.own, memory.owned))
-        numels = dict(memory.numels) if owned["residuals"] else {}
-        reducer = training.reducer
-        checkpoint = Checkpoint(training.syncs, reducer.seed, transport.rank, transport.size, reducer.topology.name, own, owned, numels)
+        training = self._training
+        checkpoint = Checkpoint.of(training.syncs, training.reducer, training.memory, self.transport)
         return {
             "exchange": mapped_to_torch(checkpoint.write()),
             "anchors": _copied(training.anchors),
@@ -332,9 +329,7 @@ class LocalSteps:
         self._adopt()
         training, tensors = self._training, self._tensors()
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
-        checkpoint.expect(training.reducer.topology.name, self.transport.rank, self.transport.size, list(tensors))
-        if checkpoint.seed != training.reducer.seed:
-            raise InputError(f"the state was made with seed {checkpoint.seed}, this one has seed {training.reducer.seed}")
+        checkpoint.expect(training.reducer, self.transport, list(tensors))
         anchors, pending = _loaded(state["anchors"], tensors), _loaded_pending(state["pending"], tensors)
         steps = natural(state["steps"], "the steps of a state")
         without = sorted(set(pending.values) - set(anchors)) if pending is not None else []

@@ -14,9 +14,9 @@ from typing import Any, Literal, Protocol, Self
 import torch
 import torch.distributed as dist
 
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError
 from ..parameters import natural, shown
-from ..step.checkpoint import Checkpoint, memory_of
+from ..step.checkpoint import Checkpoint
 from ..step.flush import take_back
 from ..step.frame import Exchange, PeerFailure
 from ..step.policy import Spec, policy_of, title
@@ -192,11 +192,7 @@ class DeepReduceState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must remember; every rank has its own. Loads with `torch.load(..., weights_only=True)`."""
-        own, owned = (memory_of(None if held is None else held.state_dict()) for held in (self.memory.own, self.memory.owned))
-        numels = dict(self.memory.numels) if owned["residuals"] else {}
-        name = self.reducer.topology.name
-        transport = self.transport
-        checkpoint = Checkpoint(self.step, self.reducer.seed, transport.rank, transport.size, name, own, owned, numels)
+        checkpoint = Checkpoint.of(self.step, self.reducer, self.memory, self.transport)
         state: dict[str, Any] = mapped_to_torch(checkpoint.write())
         return state
 
@@ -206,13 +202,8 @@ class DeepReduceState:
         `reshard` makes the states of all ranks into those of another number of ranks. A state that does not fit changes nothing.
         """
         checkpoint = Checkpoint.read(mapped_to_numpy(state))
-        checkpoint.expect(self.reducer.topology.name, self.transport.rank, self.transport.size, self.names.known)
-        if checkpoint.seed != self.reducer.seed:
-            raise InputError(f"the state was made with seed {checkpoint.seed}, this one has seed {self.reducer.seed}")
-        for memory, held in ((self.memory.own, checkpoint.memory), (self.memory.owned, checkpoint.owned)):
-            if memory is not None:
-                memory.load_state_dict(held)
-        self.memory.numels.update(checkpoint.numels)
+        checkpoint.expect(self.reducer, self.transport, self.names.known)
+        checkpoint.restore(self.memory)
         self.step = checkpoint.step
         if self._trial is not None:
             self._trial = self._new_trial()

@@ -19,7 +19,7 @@ from .lanes import default_threads
 from .opened import Patch, Patched
 from .portable import index_codec
 from .records import Action, Changes, pieces
-from .sources import Arrays, Source
+from .sources import NamedArrays, TensorSource
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -67,7 +67,7 @@ def diff(
     codec = codec_of_mode(mode, index)
     origin = Origin(version=1) if after is None else Patch.of_bytes(after).origin_of_next
     sink = MemorySink()
-    header = Comparison(Arrays(old), Arrays(new), sink, codec, threads or default_threads()).run(origin)
+    header = Comparison(NamedArrays(old), NamedArrays(new), sink, codec, threads or default_threads()).run(origin)
     return envelope.join(header, [*sink.groups, *sink.wholes])
 
 
@@ -137,7 +137,7 @@ def verify(tensors: Mapping[str, Array], patch: Buffer, *, threads: int | None =
     >>> verify(old, diff(old, new)), verify(new, diff(old, new))
     ('base', 'result')
     """
-    return state_of(Patch.of_bytes(patch).header, entries(Arrays(tensors), threads or default_threads()))
+    return state_of(Patch.of_bytes(patch).header, entries(NamedArrays(tensors), threads or default_threads()))
 
 
 def patches(patch: Buffer, *, max_numel: int = DEFAULT_MAX_NUMEL) -> Iterator[TensorPatch]:
@@ -193,7 +193,7 @@ def signed(codes: Array, itemsize: int) -> Array:
     return np.where(wide & np.uint64(1), np.uint64(0) - magnitudes, magnitudes).astype(f"u{itemsize}").view(f"i{itemsize}")
 
 
-def patched(base: Source, opened: Sequence[Patch]) -> Source:
+def patched(base: TensorSource, opened: Sequence[Patch]) -> TensorSource:
     """The result of several patches, as a source."""
     for patch in opened:
         base = Patched(base, patch)

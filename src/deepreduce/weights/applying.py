@@ -14,14 +14,14 @@ from .digests import BLOCK_BYTES, CHECK_BYTES, digest, hasher
 from .kinds import Array
 from .opened import Patch
 from .records import Action, Changes, TensorRecord, pieces
-from .sources import Arrays, Source, writable
+from .sources import NamedArrays, TensorSource, writable
 
 Move = Callable[[Array, Array, Array, np.uint64], None]
 
 
 def apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, max_numel: int, check: bool) -> None:
     """Apply a patch in place: check the base, decode all, write, check the result."""
-    source = Arrays(tensors)
+    source = NamedArrays(tensors)
     _check_tensors(patch, source, threads, check)
     changes = _decode(patch, source, threads, check)
     flat = writable({record.name: tensors[record.name] for record in patch.header.tensors if record.action == Action.CHANGED})
@@ -36,7 +36,7 @@ def apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, m
             del tensors[record.name]
 
 
-def _check_tensors(patch: Patch, source: Source, threads: int, check: bool) -> None:
+def _check_tensors(patch: Patch, source: TensorSource, threads: int, check: bool) -> None:
     """Refuse other names, shapes or dtypes than those of the base; decoding needs no more memory than these tensors have then."""
     try:
         check_tensors(patch.header, {name: source.describe(name) for name in source.names})
@@ -46,7 +46,7 @@ def _check_tensors(patch: Patch, source: Source, threads: int, check: bool) -> N
         raise
 
 
-def _decode(patch: Patch, source: Source, threads: int, check: bool) -> list[Changes]:
+def _decode(patch: Patch, source: TensorSource, threads: int, check: bool) -> list[Changes]:
     """The changes of all groups. The base is hashed beside, if it is to be checked, and what is wrong with it is told first."""
     tensors = patch.header.tensors
 

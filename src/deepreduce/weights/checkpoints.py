@@ -17,23 +17,23 @@ from .atomic import replacing
 from .kinds import Array, Kind, Shape, kind_of, patterns
 from .records import pieces
 from .safetensors_files import SafetensorsFile, write_safetensors
-from .sources import Source
+from .sources import TensorSource
 
 _INDEX = ".safetensors.index.json"
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-class Checkpoint(Source, Protocol):
+class CheckpointFiles(TensorSource, Protocol):
     """Tensors in files, and how to write others in the same layout."""
 
-    def write(self, target: Path, source: Source) -> None:
+    def write(self, target: Path, source: TensorSource) -> None:
         """Write the tensors of a source, whole or not at all."""
 
 
 class OneFile(SafetensorsFile):
     """A checkpoint in one safetensors file."""
 
-    def write(self, target: Path, source: Source) -> None:
+    def write(self, target: Path, source: TensorSource) -> None:
         with replacing(target) as temporary:
             write_safetensors(temporary, source, source.names, self.metadata)
 
@@ -64,7 +64,7 @@ class Shards:
     def read(self, name: str, start: int, stop: int) -> Array:
         return self._shards[self._where[name]].read(name, start, stop)
 
-    def write(self, target: Path, source: Source) -> None:
+    def write(self, target: Path, source: TensorSource) -> None:
         if target.exists():
             raise FileError(f"{target} exists already: give the name of a new folder")
         last = list(self._shards)[-1]
@@ -76,7 +76,7 @@ class Shards:
             if self._index:
                 self._write_index(temporary / self._index.name, source, where)
 
-    def _write_index(self, path: Path, source: Source, where: Mapping[str, str]) -> None:
+    def _write_index(self, path: Path, source: TensorSource, where: Mapping[str, str]) -> None:
         assert self._index is not None
         whole = json.loads(self._index.read_text())
         described = (source.describe(name) for name in source.names)
@@ -121,7 +121,7 @@ class Npz:
                 self._held = name, patterns(_typed(archive[name]), kind)
         return self._held[1][start:stop]
 
-    def write(self, target: Path, source: Source) -> None:
+    def write(self, target: Path, source: TensorSource) -> None:
         with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
             for name in source.names:
                 kind, shape = source.describe(name)
@@ -144,7 +144,7 @@ def _typed(array: Array) -> Array:
     return array.view(_BF16) if array.dtype == np.dtype("V2") else array
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path) -> CheckpointFiles:
     """The checkpoint at a path: a folder, an index, a safetensors file or an npz file."""
     if not path.exists():
         raise FileError(f"there is no checkpoint {path}")

@@ -17,7 +17,7 @@ from .digests import BLOCK_BYTES, CHECK_BYTES, Entry, PairHasher, hasher, model_
 from .kinds import Array, Kind, joined
 from .lanes import Lanes
 from .records import GROUP, MARK_BYTES, MAX_HISTORY, Action, Changes, Header, TensorRecord, fits, piece_size, pieces
-from .sources import Source
+from .sources import TensorSource
 from .symbols import write_planes
 
 Progress = Callable[[int], None]
@@ -78,8 +78,8 @@ def encode_group(changes: Sequence[Changes], kind: Kind, codec: IndexCodec | Non
 class Comparison:
     """The walk over both versions. `records` are complete when `run` is done."""
 
-    old: Source
-    new: Source
+    old: TensorSource
+    new: TensorSource
     sink: Sink
     codec: IndexCodec | None
     threads: int
@@ -191,7 +191,7 @@ class Comparison:
         return digest
 
 
-def digest_of(source: Source, name: str, progress: Progress = lambda size_bytes: None) -> bytes:
+def digest_of(source: TensorSource, name: str, progress: Progress = lambda size_bytes: None) -> bytes:
     """The digest of a tensor, read in pieces."""
     state = hasher()
     for piece in pieces(int(np.prod(source.describe(name)[1], dtype=np.int64))):

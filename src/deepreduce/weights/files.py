@@ -22,7 +22,7 @@ from .kinds import Array, Kind, Shape
 from .lanes import default_threads
 from .opened import Patch
 from .records import Header
-from .sources import Source
+from .sources import TensorSource
 
 Progress = Callable[[int], None]
 
@@ -125,7 +125,7 @@ def diff_files(
 class _Watched:
     """A source that keeps the digest of all that is read through it, in order."""
 
-    def __init__(self, source: Source, progress: Progress) -> None:
+    def __init__(self, source: TensorSource, progress: Progress) -> None:
         self._source, self._progress = source, progress
         self._states = {name: hasher() for name in source.names}
 
@@ -150,7 +150,7 @@ class _Watched:
 class _Checked(_Watched):
     """A source of which nothing is kept that is not the promised result: it fails after its last part."""
 
-    def __init__(self, source: Source, progress: Progress, promised: bytes) -> None:
+    def __init__(self, source: TensorSource, progress: Progress, promised: bytes) -> None:
         super().__init__(source, progress)
         self._promised = promised
         self._left = sum(prod(source.describe(name)[1]) for name in source.names)

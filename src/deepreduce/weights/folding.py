@@ -18,7 +18,7 @@ from .kinds import Array, Kind
 from .lanes import default_threads
 from .opened import Patch
 from .records import Action, Header, Piece, TensorRecord, groups, pieces
-from .sources import Arrays, Source
+from .sources import NamedArrays, TensorSource
 from .symbols import write_planes
 
 if TYPE_CHECKING:
@@ -42,13 +42,18 @@ def fold(
     """
     opened = [Patch.of_bytes(blob) for blob in patches]
     sink = MemorySink()
-    source = None if base is None else Arrays(base)
+    source = None if base is None else NamedArrays(base)
     header = fold_into(opened, source, mode, sink, threads or default_threads())
     return envelope.join(header, [*sink.groups, *sink.wholes])
 
 
 def fold_into(
-    patches: Sequence[Patch], base: Source | None, mode: Mode | None, sink: Sink, threads: int, progress: Progress = lambda size_bytes: None
+    patches: Sequence[Patch],
+    base: TensorSource | None,
+    mode: Mode | None,
+    sink: Sink,
+    threads: int,
+    progress: Progress = lambda size_bytes: None,
 ) -> Header:
     """Fold patches, section by section, into a sink; returns the header."""
     if not patches:

@@ -17,7 +17,7 @@ from .comparing import Origin
 from .envelope import Sections
 from .kinds import Array, Kind, Shape, joined
 from .records import Action, Changes, Header, Piece, TensorRecord, groups, piece_size, pieces
-from .sources import Source
+from .sources import TensorSource
 from .symbols import read_planes
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Patched:
     The base is not checked here. Read the tensors in the order of `names`: then every group is decoded once.
     """
 
-    def __init__(self, base: Source, patch: Patch) -> None:
+    def __init__(self, base: TensorSource, patch: Patch) -> None:
         self._base, self._patch = base, patch
         self._number, self._group = -1, dict[tuple[str, int], Array]()
 

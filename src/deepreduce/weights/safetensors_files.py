@@ -13,7 +13,7 @@ import numpy as np
 from ..errors import ConfigError, FileError
 from .kinds import KINDS, Array, Kind, Shape
 from .records import pieces
-from .sources import Source
+from .sources import TensorSource
 
 _NAMES = {
     "F16": "float16",
@@ -99,7 +99,7 @@ def write_header(file: IO[bytes], tensors: Mapping[str, tuple[Kind, Shape]], met
     file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
 
 
-def write_safetensors(path: Path, source: Source, names: Sequence[str], metadata: Mapping[str, str]) -> None:
+def write_safetensors(path: Path, source: TensorSource, names: Sequence[str], metadata: Mapping[str, str]) -> None:
     """Some tensors of a source as a safetensors file."""
     with path.open("wb") as file:
         write_header(file, {name: source.describe(name) for name in names}, metadata)

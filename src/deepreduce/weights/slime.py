@@ -22,7 +22,7 @@ from .atomic import replacing
 from .digests import digest
 from .kinds import Array, kind_of, patterns
 from .safetensors_files import SafetensorsFile, write_safetensors
-from .sources import Arrays, writable
+from .sources import NamedArrays, writable
 
 Compression = Literal["deepreduce", "zstd"]
 
@@ -60,7 +60,7 @@ def write_version(
     with replacing(target) as temporary:
         temporary.mkdir(parents=True)
         if coded:
-            write_safetensors(temporary / _FILE, Arrays(coded), list(coded), checksums)
+            write_safetensors(temporary / _FILE, NamedArrays(coded), list(coded), checksums)
         (temporary / _INDEX).write_text(json.dumps(_index(version, compression, list(coded))))
     return target
 

@@ -11,7 +11,7 @@ from ..errors import InputError
 from .kinds import Array, Kind, Shape, kind_of, patterns
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Named tensors that can be read in parts."""
 
     @property
@@ -25,10 +25,10 @@ class Source(Protocol):
         """The bit patterns of the elements from `start` to `stop`, flat; they are not written to."""
 
 
-class Arrays:
+class NamedArrays:
     """The tensors of a mapping.
 
-    >>> Arrays({"w": np.float32([1, 2, 3])}).read("w", 0, 1).tolist()
+    >>> NamedArrays({"w": np.float32([1, 2, 3])}).read("w", 0, 1).tolist()
     [1065353216]
     """
 
