@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         epilog="examples:\n"
         "  deepreduce paper list\n"
         "  deepreduce paper figure10 table3 --report out\n"
-        "  sudo deepreduce paper all --scale small --data datasets --report out",
+        "  deepreduce paper all --scale small --data datasets --report out",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     paper.add_argument("names", nargs="+", metavar="NAME", help="figure6 ... figure11, figure15, table1 ... table3, all; or list")

@@ -25,7 +25,7 @@ class Compress(Callback):
     restored by ``fit(ckpt_path=...)``. Bytes and seconds of a step are logged as ``deepreduce/...``.
     """
 
-    def __init__(self, spec: Any, **options: Any) -> None:
+    def __init__(self, spec: Any = None, **options: Any) -> None:
         self.state = DeepReduceState(spec, **options)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

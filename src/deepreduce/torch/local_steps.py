@@ -56,7 +56,7 @@ class LocalSteps:
 
     For any optimizer, without DDP: the loop stays as it is. At a sync, the change of the parameters since the last one is compressed
     with error feedback and exchanged, and its mean is applied. ``every=1`` is compressed data parallelism for optimizers such as Adam,
-    which do not bear compressed gradients; ``every=30`` with an `outer` optimizer is DiLoCo.
+    which compressed gradients slow down; ``every=30`` with an `outer` optimizer is DiLoCo.
 
     - `model`: the module that is trained, without DDP; it gives parameters their names. All ranks start with equal parameters.
     - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
