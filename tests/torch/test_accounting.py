@@ -10,6 +10,7 @@ from rich.console import Console
 import deepreduce as dr
 from deepreduce.step.frame import Exchange, open_frames, seal
 from deepreduce.torch import DeepReduceState, Sharded, allreduce_
+from deepreduce.torch.names import Names
 from deepreduce.torch.transport import connect
 
 from .ranks import run_ranks
@@ -183,6 +184,18 @@ def test_a_list_of_tensors_and_no_memory():
 def test_names_must_be_as_many_as_tensors():
     with pytest.raises(ValueError, match="2 tensors, but 1 names"):
         allreduce_([torch.ones(2), torch.ones(2)], DeepReduceState("dense"), names=["one"])
+
+
+def test_tensors_do_not_share_a_residual():
+    state, gradients = DeepReduceState("topr:1/raw/raw"), [torch.ones(3), torch.ones(3)]
+    with pytest.raises(ValueError, match="needs a name of its own, got 'w' twice"):
+        allreduce_(gradients, state, ["w", "w"])
+    with pytest.raises(ValueError, match="a step of several calls needs names"):
+        allreduce_(gradients, state, last=False)
+    names, parameters = Names(), [torch.ones(1) for _ in range(3)]
+    assert [names.of(parameter) for parameter in parameters] == ["parameter 0", "parameter 1", "parameter 2"]
+    parameters[0] = torch.ones(1)
+    assert names.of(parameters[0]) == "parameter 3"
 
 
 def embeddings(rank, spec, topology):

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deepreduce import parse
-from deepreduce.torch import LocalSteps, ResidualMemory, Schedule
+from deepreduce import PeerError, parse
+from deepreduce.torch import LocalSteps, ResidualMemory, Schedule, noop_hook
 
 from .ranks import run_ranks, watch_ranks
 from .tasks import batch, flat, network
@@ -415,12 +415,15 @@ def starting_apart(rank):
     model = network(seed=rank)
     optimizer = adamw(model)
     LocalSteps(model, optimizer, SPARSE, small_tensor_numel=16, timeout=timedelta(seconds=10))
-    train(rank, model, optimizer, 1)
+    for step in range(2):  # the anchors are still those of before
+        with pytest.raises(PeerError, match=r"rank 1 starts with other values of 0\.weight than rank 0"):
+            train(rank, model, optimizer, 1, start=step)
+        for parameter in model.parameters():
+            dist.broadcast(parameter.data, 0)
 
 
 def test_ranks_that_start_from_other_parameters_are_told():
-    for outcome in watch_ranks(starting_apart, 2, timeout=30):
-        assert "rank 1 starts with other values of 0.weight than rank 0" in outcome.error
+    run_ranks(starting_apart, 2)
 
 
 def diverging(rank):
@@ -458,14 +461,39 @@ def test_wrong_arguments_are_refused(change, why):
         LocalSteps(**{"model": model, "optimizer": adamw(model), "spec": SPARSE, **change})
 
 
-def wrapped(rank):
-    model = DistributedDataParallel(network())
-    with pytest.raises(ValueError, match="DDP would exchange all gradients"):
-        LocalSteps(model, adamw(model), SPARSE)
+def with_and_without_ddp(rank):
+    found = []
+    for wrap in (DistributedDataParallel, lambda model: model):
+        model = wrap(network())
+        optimizer = adamw(model)
+        with LocalSteps(model, optimizer, LOW_BITS, 3, NESTEROV, small_tensor_numel=16) as local:
+            train(rank, model, optimizer, 10)
+            local.sync()
+            found.append((flat(model), list(local.state_dict()["anchors"])))
+    return found
 
 
-def test_a_model_under_ddp_is_refused():
-    run_ranks(wrapped, 1)
+def test_under_ddp_only_local_steps_exchange():
+    for (wrapped, names), (plain, plain_names) in run_ranks(with_and_without_ddp, 2):
+        assert torch.equal(wrapped, plain)
+        assert names == plain_names
+
+
+def refused_under_ddp(rank):
+    with_buffers = DistributedDataParallel(torch.nn.Sequential(network(), torch.nn.BatchNorm1d(4)))
+    with pytest.raises(ValueError, match="make it with broadcast_buffers=False"):
+        LocalSteps(with_buffers, adamw(with_buffers), SPARSE)
+    inside = torch.nn.Sequential(DistributedDataParallel(network()))
+    with pytest.raises(ValueError, match="got Sequential around one of DDP"):
+        LocalSteps(inside, adamw(inside), SPARSE)
+    hooked = DistributedDataParallel(network())
+    hooked.register_comm_hook(None, noop_hook)
+    with pytest.raises(ValueError, match="has a communication hook"):
+        LocalSteps(hooked, adamw(hooked), SPARSE)
+
+
+def test_ddp_that_would_exchange_something_is_refused():
+    run_ranks(refused_under_ddp, 1)
 
 
 def test_parameters_of_another_model_are_refused():

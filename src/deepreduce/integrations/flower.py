@@ -16,11 +16,13 @@ from flwr.serverapp import Grid
 
 from .. import inspection, pipeline
 from ..errors import CorruptError, DeepReduceError, InputError
+from ..message import DEFAULT_MAX_NUMEL
 from ..seeds import mix
+from ..step.arrays import HOST
 from ..step.policy import Spec, policy_at, policy_of
 from ..step.residual import ResidualMemory
 from .flower_broadcast import Broadcasts, received_broadcasts
-from .flower_records import DIFFERENCE, MESSAGE, UPDATE, Arrays, arrays_of, data_bytes, floats, is_message, packed, record_of
+from .flower_records import DIFFERENCE, MESSAGE, UPDATE, NamedArrays, data_bytes, floats, is_message, numel, numpy_of, packed, record_of
 
 _RESIDUAL, _ROUNDS = "deepreduce.residual.", "deepreduce.rounds"
 _FAILED_PRECONDITION = 6  # Flower's code for a message that a mod could not work with
@@ -30,7 +32,7 @@ class CompressMod:
     """A mod that compresses what a ClientApp replies: ``ClientApp(mods=[CompressMod("topr:0.01/rice/qsgd")])``.
 
     Weights travel as differences to those that were received, anything else made of floats as it is; the server needs a `CompressedGrid`.
-    What was not sent is kept in `Context.state` and added in the next round. Arrays below `small_tensor_numel` elements go whole.
+    What was not sent is kept in `Context.state` and added in the next round. NamedArrays below `small_tensor_numel` elements go whole.
     """
 
     def __init__(self, spec: Spec, *, small_tensor_numel: int = 1024, seed: int = 0) -> None:
@@ -39,15 +41,15 @@ class CompressMod:
     def __call__(self, message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
         """Run the app, and compress its reply."""
         received_broadcasts(message, context)
-        received = {name: arrays_of(record) for name, record in message.content.array_records.items()}
+        received = {name: numpy_of(record) for name, record in message.content.array_records.items()}
         reply = call_next(message, context)
         if reply.has_content():
             for name, record in list(reply.content.array_records.items()):
                 reply.content[name] = self._compressed(name, record, received.get(name), context)
         return reply
 
-    def _compressed(self, name: str, record: ArrayRecord, received: Arrays | None, context: Context) -> ArrayRecord:
-        arrays = arrays_of(record)
+    def _compressed(self, name: str, record: ArrayRecord, received: NamedArrays | None, context: Context) -> ArrayRecord:
+        arrays = numpy_of(record)
         if received is not None and _alike(arrays, received):
             others = {key: record[key] for key in arrays if key not in floats(arrays)}
             return packed(self._encoded(name, _differences(arrays, received), context), DIFFERENCE, others)
@@ -55,15 +57,16 @@ class CompressMod:
             return packed(self._encoded(name, arrays, context), UPDATE)
         return record
 
-    def _encoded(self, name: str, update: Arrays, context: Context) -> bytes:
+    def _encoded(self, name: str, update: NamedArrays, context: Context) -> bytes:
         """Return the message of an update with its residual, and keep the rest of it."""
         memory, number = ResidualMemory(), _next_round(name, context)
         if _RESIDUAL + name in context.state:
-            memory.residuals = dict(arrays_of(context.state.array_records[_RESIDUAL + name]))
+            memory.residuals = dict(numpy_of(context.state.array_records[_RESIDUAL + name]))
         compensated = {key: memory.compensate(key, array) for key, array in update.items()}
+        content = {key: HOST.narrow(total, update[key].dtype) for key, total in compensated.items()}
         policy, seed = policy_at(self.policy, number), mix(self.seed, context.node_id, number, name)
-        blob = pipeline.encode_many(policy.codec_for, compensated, seed)
-        for key, sent in pipeline.decode_many_sparse(blob).items():
+        blob = pipeline.encode_many(policy.codec_for, content, seed)
+        for key, sent in pipeline.decode_many_sparse(blob, max_numel=numel(content)).items():
             memory.update(key, compensated[key], sent)
         context.state[_RESIDUAL + name] = record_of(memory.residuals)
         return blob
@@ -93,11 +96,19 @@ class Traffic:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that was sent: its arrays as the client has them, and until when a reply may come."""
+    """A message that was sent: its arrays as the client has them, and until when a reply may come.
+
+    The records are those of the strategy, which many messages share.
+    """
 
     message: Message
-    arrays: Mapping[str, Arrays]
+    arrays: Mapping[str, NamedArrays | ArrayRecord]
     expires: float
+
+    def numpy_of(self, name: str) -> NamedArrays:
+        """Return the arrays of a record that was sent, none if there is no such record."""
+        arrays = self.arrays.get(name, {})
+        return numpy_of(arrays) if isinstance(arrays, ArrayRecord) else arrays
 
 
 class CompressedGrid(Grid):
@@ -154,13 +165,13 @@ class CompressedGrid(Grid):
 
     def _outgoing(self, message: Message) -> _Sent:
         metadata, content = message.metadata, message.content
-        if self._broadcasts is not None and content.array_records:
+        arrays: Mapping[str, NamedArrays | ArrayRecord] = dict(content.array_records)
+        sent = message
+        if self._broadcasts is not None and arrays:
             content = self._broadcasts.content(content, metadata.dst_node_id)
             kept = {"ttl": metadata.ttl, "group_id": metadata.group_id}
-            arrays = {name: self._broadcasts.weights(name) for name in message.content.array_records}
+            arrays = {name: self._broadcasts.weights(name) for name in arrays}
             sent = Message(content, metadata.dst_node_id, metadata.message_type, **kept)
-        else:
-            arrays, sent = {name: arrays_of(record) for name, record in content.array_records.items()}, message
         self.downlink.sent_bytes += sum(map(data_bytes, content.array_records.values()))
         self.downlink.dense_bytes += sum(map(data_bytes, message.content.array_records.values()))
         return _Sent(sent, arrays, time.time() + metadata.ttl)
@@ -174,7 +185,7 @@ class CompressedGrid(Grid):
             for name, record in list(reply.content.array_records.items()):
                 self.uplink.sent_bytes += data_bytes(record)
                 if is_message(record):
-                    reply.content[name] = _decoded(record, {} if sent is None else sent.arrays.get(name, {}))
+                    reply.content[name] = _decoded(record, {} if sent is None else sent.numpy_of(name))
                 self.uplink.dense_bytes += data_bytes(reply.content.array_records[name])
         except DeepReduceError as error:
             reason = f"node {reply.metadata.src_node_id}: {error}"
@@ -182,27 +193,27 @@ class CompressedGrid(Grid):
         return reply
 
 
-def _decoded(record: ArrayRecord, sent: Arrays) -> ArrayRecord:
-    """Return the arrays of a message. Bytes of a client are hostile: nothing is allocated that is not like what it was sent."""
+def _decoded(record: ArrayRecord, sent: NamedArrays) -> ArrayRecord:
+    """Return the arrays of a message. Bytes of a client are hostile: a difference is like what was sent, and an update has its bounds."""
     array = record[MESSAGE]
     if array.stype == UPDATE:
-        return record_of(pipeline.decode_many(array.data))
+        return record_of(pipeline.decode_many(array.data, max_numel=max(numel(sent), DEFAULT_MAX_NUMEL)))
     told = {key: (info.shape, info.dtype) for key, info in inspection.inspect(array.data).tensors.items()}
     known = {key: (values.shape, values.dtype.name) for key, values in floats(sent).items()}
     if told != known:
         raise CorruptError(f"a difference to {_listed(known)} came with {_listed(told)}")
-    changes = pipeline.decode_many(array.data)
+    changes = pipeline.decode_many(array.data, max_numel=numel(sent))
     whole = {key: Array(values + changes[key]) if key in changes else record.get(key, Array(values)) for key, values in sent.items()}
     return ArrayRecord(whole)
 
 
-def _alike(arrays: Arrays, received: Arrays) -> bool:
+def _alike(arrays: NamedArrays, received: NamedArrays) -> bool:
     return {key: (array.shape, array.dtype) for key, array in arrays.items()} == {
         key: (array.shape, array.dtype) for key, array in received.items()
     }
 
 
-def _differences(arrays: Arrays, received: Arrays) -> Arrays:
+def _differences(arrays: NamedArrays, received: NamedArrays) -> NamedArrays:
     return {key: array - received[key] for key, array in floats(arrays).items()}
 
 

@@ -16,7 +16,7 @@ from .. import pipeline
 from ..errors import InputError
 from ..seeds import mix
 from ..step.policy import ByStep, Policy, policy_at
-from .flower_records import BROADCAST, Arrays, arrays_of, floats, record_of
+from .flower_records import BROADCAST, NamedArrays, floats, numel, numpy_of, record_of
 
 _VERSIONS = "deepreduce.versions"
 _WEIGHTS = "deepreduce.weights."
@@ -29,7 +29,7 @@ class _Broadcast:
 
     policy: Policy | ByStep
     given: ArrayRecord
-    weights: Arrays
+    weights: NamedArrays
     version: int = 0
     messages: deque[ArrayRecord] = field(default_factory=lambda: deque(maxlen=_KEPT_MESSAGES))
 
@@ -37,7 +37,7 @@ class _Broadcast:
         """Make a new version if these are new weights."""
         if record is self.given or record == self.given:
             return
-        new = arrays_of(record)
+        new = numpy_of(record)
         if [(key, array.shape, array.dtype) for key, array in new.items()] != [(key, a.shape, a.dtype) for key, a in self.weights.items()]:
             raise InputError("the downlink is for one model: a record has other arrays than before")
         self.given, self.version = record, self.version + 1
@@ -63,7 +63,7 @@ class Broadcasts:
         self._held: dict[int, dict[str, int]] = {}
         self._on_the_way: dict[int, dict[str, int]] = {}
 
-    def weights(self, name: str) -> Arrays:
+    def weights(self, name: str) -> NamedArrays:
         """Return the weights that clients have after the latest message."""
         return self._broadcasts[name].weights
 
@@ -72,7 +72,9 @@ class Broadcasts:
         made = RecordDict({name: record for name, record in content.items() if not isinstance(record, ArrayRecord)})
         versions: dict[str, int] = {}
         for name, record in content.array_records.items():
-            broadcast = self._broadcasts.setdefault(name, _Broadcast(self.policy, record, arrays_of(record)))
+            if name not in self._broadcasts:
+                self._broadcasts[name] = _Broadcast(self.policy, record, numpy_of(record))
+            broadcast = self._broadcasts[name]
             broadcast.advance(record)
             versions[name] = broadcast.version
             messages = broadcast.since(self._held.get(node_id, {}).get(name))
@@ -106,7 +108,7 @@ def received_broadcasts(message: Message, context: Context) -> None:
             first, last, have = map(int, (versions[f"{name}/from"], versions[name], held.get(name, -1)))
             if not first <= have <= last:
                 raise InputError(f"the server sent {name!r} as a difference to version {first}, this client has version {have}")
-            weights = arrays_of(context.state.array_records[_WEIGHTS + name])
+            weights = numpy_of(context.state.array_records[_WEIGHTS + name])
             for number in range(have + 1, last + 1):
                 start = f"{number}/"
                 weights = _applied(weights, ArrayRecord({key.removeprefix(start): a for key, a in record.items() if key.startswith(start)}))
@@ -117,7 +119,7 @@ def received_broadcasts(message: Message, context: Context) -> None:
     del message.content[_VERSIONS]
 
 
-def _applied(weights: Arrays, message: ArrayRecord) -> Arrays:
+def _applied(weights: NamedArrays, message: ArrayRecord) -> NamedArrays:
     """Return the next version of weights, in the same way on the server and on clients."""
-    changes = pipeline.decode_many(message[BROADCAST].data)
+    changes = pipeline.decode_many(message[BROADCAST].data, max_numel=numel(weights))
     return {key: array + changes[key] if key in changes else message[key].numpy() for key, array in weights.items()}

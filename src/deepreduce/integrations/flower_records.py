@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-Arrays = Mapping[str, NDArray[Any]]
+NamedArrays = Mapping[str, NDArray[Any]]
 
 MESSAGE = "deepreduce"
 """The key of a message in its record."""
@@ -31,8 +31,8 @@ def is_message(record: ArrayRecord) -> bool:
     return MESSAGE in record and record[MESSAGE].stype in (DIFFERENCE, UPDATE)
 
 
-def arrays_of(record: ArrayRecord) -> Arrays:
-    """Return the arrays of a record by key, in its order."""
+def numpy_of(record: ArrayRecord) -> NamedArrays:
+    """Return the arrays of a record by key, in its order: copies."""
     return {key: array.numpy() for key, array in record.items()}
 
 
@@ -41,9 +41,14 @@ def record_of(arrays: Mapping[str, Any]) -> ArrayRecord:
     return ArrayRecord({key: Array(np.asarray(array)) for key, array in arrays.items()})
 
 
-def floats(arrays: Arrays) -> Arrays:
+def floats(arrays: NamedArrays) -> NamedArrays:
     """Return those arrays that can be compressed."""
     return {key: array for key, array in arrays.items() if array.dtype.kind == "f" and array.dtype.itemsize <= 8}
+
+
+def numel(arrays: NamedArrays) -> int:
+    """Return the number of elements of all arrays."""
+    return sum(array.size for array in arrays.values())
 
 
 def data_bytes(record: ArrayRecord) -> int:

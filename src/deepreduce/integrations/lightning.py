@@ -59,7 +59,8 @@ class Compress(Callback):
             save_checkpoint(filepath, weights_only, *arguments, **options)
             if not weights_only:
                 own = rankfiles.save(self.state, f"{filepath}{_SUFFIX}")
-                _remove_orphans(own)
+                if Path(filepath).exists():  # else checkpoints are written elsewhere, and one that is missing here need not be gone
+                    _remove_orphans(own)
 
         return save
 

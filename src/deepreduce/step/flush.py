@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from ..tensor import SparseTensor, Support
@@ -54,7 +55,7 @@ def _with_owned(memory: Memory, topology: Topology, name: str, total: Gradient, 
         return sums.combined([total, sums.scaled(SparseTensor(owned.indices + low, owned.values, total.shape), size)])
     arrays = arrays_of(total)
     whole = arrays.zeros(total)
-    piece = arrays.between(whole, low, low + int(owned.size), tuple(owned.shape))
+    piece = arrays.between(whole, low, low + prod(owned.shape), tuple(owned.shape))
     arrays.assign_(piece, arrays.moved(owned, total))
     return arrays.wide_sum(total, [(whole, float(size))])
 

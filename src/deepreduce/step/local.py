@@ -188,5 +188,5 @@ def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Trans
         if different.size:
             raise PeerError(
                 f"rank {rank} starts with other values of {names[different[0]]} than rank 0 (and so for {different.size} of {len(names)}): "
-                "local steps start from equal parameters; set one seed or load one checkpoint on all ranks, or broadcast them from rank 0"
+                "local steps start from equal parameters: set one seed, load one checkpoint, or broadcast them from rank 0 before"
             )

@@ -103,7 +103,7 @@ class ByStep:
     schedule: CodecByStep
 
     def __str__(self) -> str:
-        return f"ByStep({self.numel}, {self.schedule})"
+        return f"ByStep({self.numel}, {title(self.schedule)})"
 
     def at(self, step: int) -> BySize:
         """Return the policy of this step."""

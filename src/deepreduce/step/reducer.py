@@ -55,7 +55,7 @@ class Prepared:
 
     tensors: Sequence[Item]
     messages: Sequence[Encoded]
-    compensated: Sequence[Gradient]
+    compensated: Sequence[Compensated]
     groups: Sequence[Sequence[int]]
     packed: Packed | None
 
@@ -157,7 +157,7 @@ class Reducer:
         except Exception as error:
             raise_named(error, name)
         seed = StepSeed(self.seed, bucket.step, rank)
-        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), list(map(_TOTAL, compensated)), groups, packed)
+        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), compensated, groups, packed)
         watch.add("encode", start)
         return prepared
 
@@ -229,10 +229,9 @@ class Reducer:
         if prepared.packed is not None:
             small.update(prepared.packed.indices)
             memory.own.remember_small(prepared.packed, [sent[index][0] for index in prepared.packed.indices])
-        for group, tensor in zip(prepared.groups, prepared.tensors, strict=True):
-            for index in () if tensor.idle else group:
-                if index not in small:
-                    memory.own.remember(bucket.names[index], prepared.compensated[index], sent[index][0])
+        for index, (total, _, _, idle) in enumerate(prepared.compensated):
+            if index not in small and not idle:  # the total of an idle one is the gradient itself
+                memory.own.remember(bucket.names[index], total, sent[index][0])
 
     def _exchange(self, bucket: Bucket) -> Exchange:
         """Which exchange this is, the same on all ranks; the identity of a bucket is made once."""
@@ -257,7 +256,7 @@ class Reducer:
         return cost
 
 
-_SHAPE, _TOTAL = attrgetter("shape"), attrgetter("total")
+_SHAPE = attrgetter("shape")
 
 
 def _joint(group: Sequence[int], bucket: Bucket, compensated: Sequence[Compensated]) -> tuple[str, Gradient, Gradient, Source, bool]:

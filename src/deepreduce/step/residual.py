@@ -79,7 +79,8 @@ class ResidualMemory:
         if not self.momentum and self.clip is None and type(gradient) is np.ndarray:  # the common case, without a look at each table
             held = self.residuals.get(name)
             if type(held) is np.ndarray and (held.shape, held.dtype) == (gradient.shape, gradient.dtype):
-                return HOST.wide_sum(gradient, [(held, self.decay)], self._spare(name, held))
+                spare, self._spares[name] = self._spare(name, held), None  # `remember` fills it again
+                return HOST.wide_sum(gradient, [(held, self.decay)], spare)
         gradient = self._clipped(_floats(name, gradient))
         terms = [(held, factor) for table, factor in self._rates() if (held := self._held(table, name, gradient)) is not None]
         if isinstance(gradient, SparseTensor):
@@ -148,7 +149,8 @@ class ResidualMemory:
                 arrays.clear_(velocity, sent.indices)
             self.velocities[name] = velocity
         arrays.subtract_(compensated, sent)
-        self._spares[name] = self.residuals.get(name)
+        if name in self._spares:
+            self._spares[name] = self.residuals.get(name)
         self.residuals[name] = compensated
 
     def _spare(self, name: str, like: Values) -> Values | None:

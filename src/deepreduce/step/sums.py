@@ -145,10 +145,7 @@ def joined(columns: Sequence[Sequence[SparseTensor]], shapes: Sequence[Shape]) -
     parts = list(chain.from_iterable(columns))
     if len(columns) > 1 and (any(part.support.is_all for part in parts) or len({part.dtype for part in parts}) > 1):
         return [joined([column], [shape])[0] for column, shape in zip(columns, shapes, strict=True)]
-    values, ends = (
-        np.concatenate([part.values for part in parts]),
-        ragged.bounds_of([sum(part.nnz for part in column) for column in columns]),
-    )
+    values = np.concatenate([part.values for part in parts])
     if all(part.support.is_all for part in parts):
         return [SparseTensor.trusted(Support.all(values.size), values, shapes[0])]
     positions = np.concatenate([part.support.positions for part in parts])

@@ -33,6 +33,7 @@ from ..step.topology import Topology
 from ..step.transport import Transport
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
+from .hook import noop_hook
 from .outer import Outer, OuterOptimizer
 from .state import memory_named, topology_named
 from .transport import connect
@@ -54,11 +55,12 @@ class _Pending:
 class LocalSteps:
     """Lets every rank take its own optimizer steps, and after every `every` of them brings all ranks to the same parameters, bit for bit.
 
-    For any optimizer, without DDP: the loop stays as it is. At a sync, the change of the parameters since the last one is compressed
+    For any optimizer; the loop stays as it is. DDP is not needed. At a sync, the change of the parameters since the last one is compressed
     with error feedback and exchanged, and its mean is applied. ``every=1`` is compressed data parallelism for optimizers such as Adam,
     which compressed gradients slow down; ``every=30`` with an `outer` optimizer is DiLoCo.
 
-    - `model`: the module that is trained, without DDP; it gives parameters their names. All ranks start with equal parameters.
+    - `model`: the module that is trained; it gives parameters their names. All ranks start with equal parameters. A model that a tool has
+      put under DDP will do: DDP then exchanges no gradients, which cannot be undone for that DDP model.
     - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
     - `every`: steps between two syncs; default 1.
@@ -106,8 +108,7 @@ class LocalSteps:
         timeout: timedelta | None = None,
         history: int = 100,
     ) -> None:
-        if isinstance(model, DistributedDataParallel):
-            raise ConfigError("LocalSteps takes the model itself: DDP would exchange all gradients as well")
+        parallel = _parallel(model)
         if buffers not in ("mean", "keep"):
             raise ConfigError(f"buffers are 'mean' or 'keep', got {shown(buffers)}")
         if topology == "dense":
@@ -122,8 +123,9 @@ class LocalSteps:
             sgd = partial(torch.optim.SGD, lr=chosen.outer_rate, momentum=chosen.outer_momentum, nesterov=True)
             outer = sgd if outer is None else outer
         assert spec is not None
-        self._model, self._optimizer = model, optimizer
-        self._averaged = frozenset(_float_buffers(model)) if buffers == "mean" else frozenset()
+        self._model = model if parallel is None else parallel.module
+        self._optimizer = optimizer
+        self._averaged = frozenset(_float_buffers(self._model)) if buffers == "mean" else frozenset()
         policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
         reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel)
         self._parameters: dict[str, torch.nn.Parameter] = {}
@@ -152,6 +154,8 @@ class LocalSteps:
         self._undo: list[Callable[[], object]] = [hook.remove for hook in hooks]
         if scaler is not None:
             self._undo.append(self._count_skipped_steps(scaler))
+        if parallel is not None:
+            self._silence(parallel)
 
     def __repr__(self) -> str:
         return f"LocalSteps({self._title})"
@@ -259,8 +263,9 @@ class LocalSteps:
     def _check_new_anchors(self) -> None:
         """Compare anchors that were not compared yet with those of the other ranks."""
         if self._unchecked:
-            names, self._unchecked = self._unchecked, []
-            check_equal(names, [_digest(self._training.anchors[name]) for name in names], self.transport, self._training.syncs)
+            digests = [_digest(self._training.anchors[name]) for name in self._unchecked]
+            check_equal(self._unchecked, digests, self.transport, self._training.syncs)
+            self._unchecked = []
 
     def _adopt(self) -> None:
         """Take over parameters that are new: at the start, from a group that was added, or no longer frozen."""
@@ -282,6 +287,14 @@ class LocalSteps:
         """All that is exchanged, by name: the parameters in the order of the optimizer, then the buffers."""
         buffers = {name: buffer for name, buffer in _float_buffers(self._model).items() if name in self._averaged}
         return {name: view(name, tensor) for name, tensor in {**self._parameters, **buffers}.items()}
+
+    def _silence(self, parallel: DistributedDataParallel) -> None:
+        """Let DDP exchange no gradients."""
+        try:
+            parallel.register_comm_hook(None, noop_hook)
+        except RuntimeError as error:
+            self._hang_up()
+            raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
 
     def _count_skipped_steps(self, scaler: torch.amp.GradScaler) -> Callable[[], object]:
         """Count steps that a scaler skips: it then does not call the optimizer. Return what ends that."""
@@ -383,6 +396,18 @@ def _exchanged(
         outcome = training.exchange(capture, transport)
     wait_for(parameters)()
     return outcome
+
+
+def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
+    """Return the model if it is one of DDP. Refuse one whose DDP would go on to exchange something."""
+    inside = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    if not inside:
+        return None
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(f"LocalSteps takes a DDP model itself, or a model without DDP; got {type(model).__name__} around one of DDP")
+    if model.broadcast_buffers and any(True for _ in model.buffers()):
+        raise ConfigError("DDP would broadcast the buffers in every forward pass: make it with broadcast_buffers=False for local steps")
+    return model
 
 
 def _float_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ class Names:
     def __init__(self, model: torch.nn.Module | None = None) -> None:
         self._names = WeakIdKeyDictionary()
         self._known: list[str] | None = None
+        self._count = 0
         if model is not None:
             self.bind(model)
 
@@ -48,17 +49,18 @@ class Names:
                     f"a parameter of shape {tuple(parameter.shape)} is not one of the {len(self._known)} of the model that the state was "
                     "made for: give the state the model that is trained (a state that was unpickled needs `state.bind(model)`)"
                 )
-            self._names[parameter] = f"parameter {len(self._names)}"
+            self._names[parameter] = f"parameter {self._count}"
+            self._count += 1  # a number is not given twice, even if its parameter is gone
         return str(self._names[parameter])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Names:
         """A copy for the same parameters."""
         copied = Names()
-        copied._names, copied._known = WeakIdKeyDictionary(dict(self._names)), self._known
+        copied._names, copied._known, copied._count = WeakIdKeyDictionary(dict(self._names)), self._known, self._count
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
         return {"known": self._known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._names, self._known = WeakIdKeyDictionary(), state["known"]
+        self._names, self._known, self._count = WeakIdKeyDictionary(), state["known"], 0

@@ -101,10 +101,10 @@ class WeightSync:
         """Send what changed since the last push to all receivers. For the source only."""
         if self.rank != self._source:
             raise InputError(f"rank {self.rank} is a receiver: it pulls, rank {self._source} pushes")
-        current = {name: array for name, (_, array) in self._views().items()}
         patch, failure = b"", b""
         behind = self._behind()
         try:
+            current = {name: array for name, (_, array) in self._views().items()}
             if self._published is not None and len(behind) < self.size - 1:
                 patch = weights.diff(self._published, current, mode=self._mode)
             full = weights.diff({}, current) if behind else b""

@@ -1,0 +1,64 @@
+"""One step without a framework: what a rank remembers of gradients that travel together, and by policies of its own."""
+
+import numpy as np
+import pytest
+
+import deepreduce as dr
+from deepreduce.step.flush import take_back
+from deepreduce.step.policy import policy_of, title
+from deepreduce.step.reducer import Bucket, Memory, Reducer
+from deepreduce.step.residual import ResidualMemory
+from deepreduce.step.topology import AllGather, Sharded
+from deepreduce.step.transport import Alone
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_an_unused_parameter_of_a_bucket_keeps_its_residual(dtype):
+    rng = np.random.default_rng(0)
+    reducer = Reducer(policy_of("topr:0.25/raw/raw", 0), AllGather(), per="bucket")
+    memory = Memory(ResidualMemory(), None)
+    steps = [[rng.standard_normal(40_000).astype(dtype) for _ in range(2)] for _ in range(3)]
+    steps[1][1][:] = 0
+    sent = np.zeros(40_000)
+    for step, gradients in enumerate(steps):
+        before = memory.own.residuals.get("unused")
+        means, _ = reducer.reduce(Bucket(["used", "unused"], gradients, step), memory, Alone())
+        sent += means[1]
+        if step == 1:
+            assert memory.own.residuals["unused"] is before
+            assert not means[1].any()
+    given = sum(gradients[1].astype(np.float64) for gradients in steps)
+    np.testing.assert_allclose(sent + memory.own.residuals["unused"], given, atol=1e-5)
+
+
+def test_what_an_owner_remembers_of_tensors_on_a_device_goes_back_to_its_gradient():
+    torch = pytest.importorskip("torch")
+    from deepreduce.torch import arrays  # noqa: F401  (registers the operations for tensors)
+
+    memory = Memory(ResidualMemory(), ResidualMemory(), {"w": 6})
+    memory.owned.residuals["w"] = torch.tensor([1.0, 2, 3, 4, 5, 6])
+    take_back(memory, Sharded(), ["w"], [torch.zeros(2, 3)], rank=0, size=1)
+    assert memory.own.residuals["w"].tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert not memory.owned.residuals
+
+
+class Falling:
+    """A schedule of a user's own."""
+
+    def codec_at(self, step):
+        return dr.parse("topr:0.1/raw/raw")
+
+
+def test_the_name_of_a_schedule_is_the_same_on_all_ranks():
+    first, second = (title(policy_of(Falling(), 10)) for _ in range(2))
+    assert first == second == "ByStep(10, Falling)"
+
+
+def test_only_gradients_whose_residuals_can_be_written_over_keep_a_second_array():
+    momentum, plain = ResidualMemory(momentum=0.9), ResidualMemory()
+    for memory in (momentum, plain):
+        for step in range(3):
+            gradient = np.random.default_rng(step).standard_normal(50).astype(np.float32)
+            memory.update("w", memory.compensate("w", gradient), dr.SparseTensor([0], gradient[:1], (50,)))
+    assert momentum._spares == {}
+    assert plain._spares["w"] is not None
