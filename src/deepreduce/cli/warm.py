@@ -67,34 +67,31 @@ def compile_spec(spec: str, dtypes: Sequence[str]) -> None:
     """Compile what messages and training steps of a spec need."""
     for dtype in FLOAT_DTYPES:
         if dtype.name in dtypes:
-            compile_for(spec, [dtype])
-            compile_steps(spec, [dtype])
+            compile_messages(spec, dtype)
+            compile_steps(spec, dtype)
 
 
-def compile_for(spec: str, dtypes: Sequence[np.dtype[Any]] = FLOAT_DTYPES) -> None:
-    """Encode and decode a small tensor of every dtype, writable and not: each is a type of its own to the compiler."""
-    codec = pipeline.parse(spec)
-    for dtype in dtypes:
-        array = _gradient((8, 40), dtype)
-        pipeline.decode(codec.encode(array))
-        array.flags.writeable = False
-        codec.encode(array)
+def compile_messages(spec: str, dtype: np.dtype[Any]) -> None:
+    """Encode and decode a small tensor, writable and not: each is a type of its own to the compiler."""
+    codec, array = pipeline.parse(spec), _gradient((8, 40), dtype)
+    pipeline.decode(codec.encode(array))
+    array.flags.writeable = False
+    codec.encode(array)
 
 
-def compile_steps(spec: str, dtypes: Sequence[np.dtype[Any]] = FLOAT_DTYPES) -> None:
-    """Take two training steps with gradients of every dtype: in the second one there is a residual."""
+def compile_steps(spec: str, dtype: np.dtype[Any]) -> None:
+    """Take two training steps: in the second one there is a residual."""
     from ..step.policy import policy_of
     from ..step.reducer import Bucket, Memory, Reducer
     from ..step.residual import ResidualMemory
     from ..step.topology import AllGather, Sharded
     from ..step.transport import Alone
 
-    for dtype in dtypes:
-        for topology in (AllGather(), Sharded()):
-            reducer, memory = Reducer(policy_of(spec, small_numel=100), topology), Memory(ResidualMemory(), ResidualMemory())
-            for step in range(2):
-                gradients = [_gradient(shape, dtype) for shape in ((512, 256), (64, 80), (10,), (10,))]  # large ones are sampled
-                reducer.reduce(Bucket([f"tensor {number}" for number in range(4)], gradients, step), memory, Alone())
+    for topology in (AllGather(), Sharded()):
+        reducer, memory = Reducer(policy_of(spec, small_numel=100), topology), Memory(ResidualMemory(), ResidualMemory())
+        for step in range(2):
+            gradients = [_gradient(shape, dtype) for shape in ((512, 256), (64, 80), (10,), (10,))]  # large ones are sampled
+            reducer.reduce(Bucket([f"tensor {number}" for number in range(4)], gradients, step), memory, Alone())
 
 
 def _gradient(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

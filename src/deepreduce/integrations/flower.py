@@ -22,7 +22,7 @@ from ..step.arrays import HOST
 from ..step.policy import Spec, policy_at, policy_of
 from ..step.residual import ResidualMemory
 from .flower_broadcast import Broadcasts, received_broadcasts
-from .flower_records import DIFFERENCE, MESSAGE, UPDATE, NamedArrays, data_bytes, floats, is_message, numel, numpy_of, packed, record_of
+from .flower_records import DIFFERENCE, MESSAGE, UPDATE, NumpyArrays, data_bytes, floats, is_message, numel, numpy_of, packed, record_of
 
 _RESIDUAL, _ROUNDS = "deepreduce.residual.", "deepreduce.rounds"
 _FAILED_PRECONDITION = 6  # Flower's code for a message that a mod could not work with
@@ -32,7 +32,7 @@ class CompressMod:
     """A mod that compresses what a ClientApp replies: ``ClientApp(mods=[CompressMod("topr:0.01/rice/qsgd")])``.
 
     Weights travel as differences to those that were received, anything else made of floats as it is; the server needs a `CompressedGrid`.
-    What was not sent is kept in `Context.state` and added in the next round. NamedArrays below `small_tensor_numel` elements go whole.
+    What was not sent is kept in `Context.state` and added in the next round. NumpyArrays below `small_tensor_numel` elements go whole.
     """
 
     def __init__(self, spec: Spec, *, small_tensor_numel: int = 1024, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class CompressMod:
                 reply.content[name] = self._compressed(name, record, received.get(name), context)
         return reply
 
-    def _compressed(self, name: str, record: ArrayRecord, received: NamedArrays | None, context: Context) -> ArrayRecord:
+    def _compressed(self, name: str, record: ArrayRecord, received: NumpyArrays | None, context: Context) -> ArrayRecord:
         arrays = numpy_of(record)
         if received is not None and _alike(arrays, received):
             others = {key: record[key] for key in arrays if key not in floats(arrays)}
@@ -57,7 +57,7 @@ class CompressMod:
             return packed(self._encoded(name, arrays, context), UPDATE)
         return record
 
-    def _encoded(self, name: str, update: NamedArrays, context: Context) -> bytes:
+    def _encoded(self, name: str, update: NumpyArrays, context: Context) -> bytes:
         """Return the message of an update with its residual, and keep the rest of it."""
         memory, number = ResidualMemory(), _next_round(name, context)
         if _RESIDUAL + name in context.state:
@@ -102,10 +102,10 @@ class _Sent:
     """
 
     message: Message
-    arrays: Mapping[str, NamedArrays | ArrayRecord]
+    arrays: Mapping[str, NumpyArrays | ArrayRecord]
     expires: float
 
-    def numpy_of(self, name: str) -> NamedArrays:
+    def numpy_of(self, name: str) -> NumpyArrays:
         """Return the arrays of a record that was sent, none if there is no such record."""
         arrays = self.arrays.get(name, {})
         return numpy_of(arrays) if isinstance(arrays, ArrayRecord) else arrays
@@ -165,7 +165,7 @@ class CompressedGrid(Grid):
 
     def _outgoing(self, message: Message) -> _Sent:
         metadata, content = message.metadata, message.content
-        arrays: Mapping[str, NamedArrays | ArrayRecord] = dict(content.array_records)
+        arrays: Mapping[str, NumpyArrays | ArrayRecord] = dict(content.array_records)
         sent = message
         if self._broadcasts is not None and arrays:
             content = self._broadcasts.content(content, metadata.dst_node_id)
@@ -193,7 +193,7 @@ class CompressedGrid(Grid):
         return reply
 
 
-def _decoded(record: ArrayRecord, sent: NamedArrays) -> ArrayRecord:
+def _decoded(record: ArrayRecord, sent: NumpyArrays) -> ArrayRecord:
     """Return the arrays of a message. Bytes of a client are hostile: a difference is like what was sent, and an update has its bounds."""
     array = record[MESSAGE]
     if array.stype == UPDATE:
@@ -207,13 +207,13 @@ def _decoded(record: ArrayRecord, sent: NamedArrays) -> ArrayRecord:
     return ArrayRecord(whole)
 
 
-def _alike(arrays: NamedArrays, received: NamedArrays) -> bool:
+def _alike(arrays: NumpyArrays, received: NumpyArrays) -> bool:
     return {key: (array.shape, array.dtype) for key, array in arrays.items()} == {
         key: (array.shape, array.dtype) for key, array in received.items()
     }
 
 
-def _differences(arrays: NamedArrays, received: NamedArrays) -> NamedArrays:
+def _differences(arrays: NumpyArrays, received: NumpyArrays) -> NumpyArrays:
     return {key: array - received[key] for key, array in floats(arrays).items()}
 
 

@@ -16,7 +16,7 @@ from .. import pipeline
 from ..errors import InputError
 from ..seeds import mix
 from ..step.policy import ByStep, Policy, policy_at
-from .flower_records import BROADCAST, NamedArrays, floats, numel, numpy_of, record_of
+from .flower_records import BROADCAST, NumpyArrays, floats, numel, numpy_of, record_of
 
 _VERSIONS = "deepreduce.versions"
 _WEIGHTS = "deepreduce.weights."
@@ -29,7 +29,7 @@ class _Broadcast:
 
     policy: Policy | ByStep
     given: ArrayRecord
-    weights: NamedArrays
+    weights: NumpyArrays
     version: int = 0
     messages: deque[ArrayRecord] = field(default_factory=lambda: deque(maxlen=_KEPT_MESSAGES))
 
@@ -63,7 +63,7 @@ class Broadcasts:
         self._held: dict[int, dict[str, int]] = {}
         self._on_the_way: dict[int, dict[str, int]] = {}
 
-    def weights(self, name: str) -> NamedArrays:
+    def weights(self, name: str) -> NumpyArrays:
         """Return the weights that clients have after the latest message."""
         return self._broadcasts[name].weights
 
@@ -119,7 +119,7 @@ def received_broadcasts(message: Message, context: Context) -> None:
     del message.content[_VERSIONS]
 
 
-def _applied(weights: NamedArrays, message: ArrayRecord) -> NamedArrays:
+def _applied(weights: NumpyArrays, message: ArrayRecord) -> NumpyArrays:
     """Return the next version of weights, in the same way on the server and on clients."""
     changes = pipeline.decode_many(message[BROADCAST].data, max_numel=numel(weights))
     return {key: array + changes[key] if key in changes else message[key].numpy() for key, array in weights.items()}

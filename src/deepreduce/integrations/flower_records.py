@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-NamedArrays = Mapping[str, NDArray[Any]]
+NumpyArrays = Mapping[str, NDArray[Any]]
 
 MESSAGE = "deepreduce"
 """The key of a message in its record."""
@@ -31,7 +31,7 @@ def is_message(record: ArrayRecord) -> bool:
     return MESSAGE in record and record[MESSAGE].stype in (DIFFERENCE, UPDATE)
 
 
-def numpy_of(record: ArrayRecord) -> NamedArrays:
+def numpy_of(record: ArrayRecord) -> NumpyArrays:
     """Return the arrays of a record by key, in its order: copies."""
     return {key: array.numpy() for key, array in record.items()}
 
@@ -41,12 +41,12 @@ def record_of(arrays: Mapping[str, Any]) -> ArrayRecord:
     return ArrayRecord({key: Array(np.asarray(array)) for key, array in arrays.items()})
 
 
-def floats(arrays: NamedArrays) -> NamedArrays:
+def floats(arrays: NumpyArrays) -> NumpyArrays:
     """Return those arrays that can be compressed."""
     return {key: array for key, array in arrays.items() if array.dtype.kind == "f" and array.dtype.itemsize <= 8}
 
 
-def numel(arrays: NamedArrays) -> int:
+def numel(arrays: NumpyArrays) -> int:
     """Return the number of elements of all arrays."""
     return sum(array.size for array in arrays.values())
 
