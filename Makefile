@@ -45,7 +45,7 @@ core: kernels
 
 # Each framework by itself: its ranks are forked from a server that has imported it already, and there is one such server in a process.
 torch: kernels
-	$(BIN)/pytest $(FILES) tests/torch tests/integrations/test_fsdp.py
+	$(BIN)/pytest $(FILES) tests/torch
 
 tensorflow: kernels
 	$(BIN)/pytest $(FILES) tests/tensorflow
@@ -59,7 +59,7 @@ bounds: $(INSTALLED)
 
 # The tools people train with, in a place of their own: they bring a hundred packages that nothing else needs.
 integrations: $(TOOLS_INSTALLED)
-	$(TOOLS_BIN)/pytest tests/integrations src/deepreduce/integrations
+	$(TOOLS_BIN)/pytest $(FILES) tests/integrations src/deepreduce/integrations
 
 # The only writer of tests/golden: run it by hand when the format gains something, never to make a test pass.
 golden: $(INSTALLED)

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from datetime import timedelta
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from deepreduce.torch import WeightSync
 
 WIDTH, CONTEXT = 128, 64
 PRETRAINING = 30
+PROCESSES = mp.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["deepreduce.torch", "torch._dynamo"])  # once for all ranks; an optimizer imports the second
 TEXT = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()
 
 
@@ -137,8 +139,8 @@ def regroup(folder: str, weights: WeightSync, rank: int, group: tuple[int, int])
     return group[0], weights
 
 
-def start(rank: int, *arguments: Any) -> SpawnProcess:
-    process = mp.get_context("spawn").Process(target=member, args=(rank, *arguments), daemon=True)
+def start(rank: int, *arguments: Any) -> ForkServerProcess:
+    process = PROCESSES.Process(target=member, args=(rank, *arguments), daemon=True)
     process.start()
     return process
 

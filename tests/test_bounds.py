@@ -39,9 +39,9 @@ def test_every_filter_that_is_written_is_read(fpr, share):
 @pytest.mark.parametrize("policy", ["p2", "p2exact"])
 @pytest.mark.parametrize("fpr", [0.3, 0.3535, 0.178, 0.0885])
 def test_no_writer_refuses_its_own_small_filter(policy, fpr):
-    gradient = np.zeros(10**5, np.float32)
+    gradient = np.zeros(20_000, np.float32)
     for count in (1, 2, 3, 7):
-        gradient[np.arange(count) * 10_003 + 5] = 1
+        gradient[np.arange(count) * 2_003 + 5] = 1
         for seed in range(30):
             blob = dr.encode(gradient, f"nonzero/bloom:{policy},fpr={fpr}/raw", seed=seed)
             assert dr.decode_sparse(blob).nnz == count

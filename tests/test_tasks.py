@@ -187,7 +187,6 @@ def test_models_are_named_by_their_tasks():
 
 
 def test_digits_are_always_split_alike():
-    pytest.importorskip("sklearn")
     first, second = read_data("digits", None, 0, 99), read_data("digits", None, 1, 99)
     assert np.array_equal(first.test_images, second.test_images)
     assert (len(first.train_labels), len(first.test_labels)) == (1347, 450)

@@ -38,7 +38,6 @@ def test_the_adapter_imports_no_other_framework():
 
 
 def test_the_command_trains_with_jax(tmp_path):
-    pytest.importorskip("sklearn")
     spec, path = "topr:0.01/bitmap/fp16", tmp_path / "all.json"
     options = ["--framework", "jax", "--model", "cnn", "--steps", "40", "--learning-rate", "0.1", "--codec", spec, "--json", str(path)]
     assert main(["train", *options]) == 0

@@ -5,8 +5,6 @@ import pytest
 from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.launcher import launch
 
-pytest.importorskip("sklearn")
-
 
 def test_digits_by_two_workers():
     specs = ("dense", "topr:0.01/rice/qsgd")

@@ -1,11 +1,16 @@
 """Real processes joined by gloo, in a harness that fails fast: no child outlives a call, and the first failure is the one shown."""
 
 import os
+import sys
 import time
 import traceback
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
+from io import StringIO
 from multiprocessing import connection, get_context
+from runpy import run_path
+from socket import socket
 from tempfile import TemporaryDirectory
 
 import torch
@@ -26,9 +31,9 @@ class Outcome:
     alive: bool = True
 
 
-def run_ranks(function, size, *arguments, timeout=60):
+def run_ranks(function, size, *arguments, timeout=60, joined=True):
     """What `function(rank, *arguments)` returns on every rank; the traceback of the rank that failed first is raised."""
-    outcomes = watch_ranks(function, size, *arguments, timeout=timeout, all_must_end=False)
+    outcomes = watch_ranks(function, size, *arguments, timeout=timeout, all_must_end=False, joined=joined)
     failed = [outcome for outcome in outcomes if outcome.error or not outcome.alive]
     if failed:
         first = min(failed, key=lambda outcome: outcome.seconds)
@@ -36,13 +41,17 @@ def run_ranks(function, size, *arguments, timeout=60):
     return [outcome.value for outcome in outcomes]
 
 
-def watch_ranks(function, size, *arguments, timeout=60, all_must_end=True):
-    """How every rank ended. Unless `all_must_end`, the others are killed when one fails. No rank is left after `timeout` seconds."""
+def watch_ranks(function, size, *arguments, timeout=60, all_must_end=True, joined=True):
+    """How every rank ended. Unless `all_must_end`, the others are killed when one fails. No rank is left after `timeout` seconds.
+
+    The ranks are `joined` in a process group, or join by themselves.
+    """
     with TemporaryDirectory() as directory:
+        store = f"{directory}/store" if joined else None
         pipes, children = [], []
         for rank in range(size):
             here, there = _CONTEXT.Pipe()
-            child = _CONTEXT.Process(target=_main, args=(there, f"{directory}/store", function, rank, size, arguments), daemon=True)
+            child = _CONTEXT.Process(target=_main, args=(there, store, function, rank, size, arguments), daemon=True)
             child.start()
             there.close()
             pipes.append(here)
@@ -53,6 +62,22 @@ def watch_ranks(function, size, *arguments, timeout=60, all_must_end=True):
             for child in children:
                 child.kill()
                 child.join()
+
+
+def run_script(path, size, *arguments, timeout=120):
+    """What rank 0 of a script prints, in processes that find the environment of torchrun."""
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return run_ranks(_script, size, path, size, port, arguments, joined=False, timeout=timeout)[0]
+
+
+def _script(rank, path, size, port, arguments):
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sys.argv = [str(path), *arguments]
+    with redirect_stdout(StringIO()) as printed:
+        run_path(str(path), run_name="__main__")
+    return printed.getvalue()
 
 
 def _collect(pipes, timeout, all_must_end):
@@ -86,7 +111,8 @@ def _main(pipe, store, function, rank, size, arguments):
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=30))
+        if store:
+            dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=30))
         pipe.send((function(rank, *arguments), None))
     except BaseException:
         pipe.send((None, traceback.format_exc()))

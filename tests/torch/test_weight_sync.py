@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import deepreduce as dr
 from deepreduce.torch import WeightSync
 from deepreduce.torch.weight_sync import to_array
+
+from .ranks import run_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "weight_sync.py"
 
@@ -41,11 +41,8 @@ def step(model: dict[str, torch.Tensor], number: int) -> None:
     model["count"] += 1
 
 
-def group_member(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=3)
-    model, expected = tensors(0 if rank == 1 else rank), tensors(0)
-    if rank == 1:
-        model = tensors(0)
+def group_member(rank: int) -> None:
+    model, expected = tensors(0 if rank == 1 else 1 + rank), tensors(0)
     sync = WeightSync(model, source=1)
     for number in range(5):
         if rank == 1:
@@ -62,25 +59,22 @@ def group_member(rank: int, folder: str) -> None:
         assert stats.full_ranks == {0: (0, 2), 4: (2,)}.get(number, ())
         assert bool(stats.patch_bytes) == (number > 0)
     sync.close()
-    dist.destroy_process_group()
 
 
-def test_all_ranks_have_the_weights_of_the_source(tmp_path):
-    mp.spawn(group_member, (str(tmp_path),), nprocs=3)
+def test_all_ranks_have_the_weights_of_the_source():
+    run_ranks(group_member, 3)
 
 
-def failing_member(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def failing_member(rank: int) -> None:
     for dtype in (torch.complex64, torch.complex32):  # numpy has no such dtype as the second
         model = {"w": torch.zeros(4).to(dtype if rank == 0 else torch.float32)}
         sync = WeightSync(model)
         with pytest.raises(dr.InputError if rank == 0 else dr.PeerError, match=str(dtype).removeprefix("torch.")):
             sync.push() if rank == 0 else sync.pull()
-    dist.destroy_process_group()
 
 
-def test_receivers_learn_why_the_source_failed(tmp_path):
-    mp.spawn(failing_member, (str(tmp_path),), nprocs=2)
+def test_receivers_learn_why_the_source_failed():
+    run_ranks(failing_member, 2)
 
 
 def test_roles_are_checked():

@@ -80,7 +80,7 @@ def add(commands: Any) -> None:
     demo = commands.add_parser(
         "demo",
         help=f"digits with two workers on links of {DEMO_LINK}, dense beside three codecs",
-        description=f"Train on scikit-learn's digits with two workers, dense beside three codecs: two or three minutes. The workers are on "
+        description=f"Train on handwritten digits with two workers, dense beside three codecs: two or three minutes. The workers are on "
         f"links of {DEMO_LINK} where the machine can make such (Linux and iproute2, no root).",
         epilog="example: deepreduce demo --report report",
     )

@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from ...errors import InputError
 
 NAMES = ("resnet20", "gpt", "ncf")
+DIGITS = Path(__file__).with_name("digits.npz")
+"""The images of the task `digits`; see `train.digits`."""
 
 
 @cache

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("deepreduce", "numpy", "numba", "ml_dtypes", "pcodec", "torch", "tensorflow", "tensorflow-cpu", "jax", "optax", "scikit-learn")
+_PACKAGES = ("deepreduce", "numpy", "numba", "ml_dtypes", "pcodec", "torch", "tensorflow", "tensorflow-cpu", "jax", "optax")
 
 
 def provenance() -> dict[str, Any]:
