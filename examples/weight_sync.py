@@ -9,8 +9,6 @@ same bits.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 import tempfile
 import time
@@ -40,7 +38,7 @@ class GPT(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes, self.places = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
+        self.bytes, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(CONTEXT, WIDTH)
         layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, 256)
@@ -48,7 +46,7 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores of the next byte."""
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
-        return self.head(self.layers(self.bytes(tokens) + self.places.weight[: tokens.shape[1]], mask=mask, is_causal=True))
+        return self.head(self.layers(self.bytes(tokens) + self.positions.weight[: tokens.shape[1]], mask=mask, is_causal=True))
 
 
 def train_step(model: GPT, optimizer: torch.optim.Optimizer) -> float:
@@ -61,7 +59,7 @@ def train_step(model: GPT, optimizer: torch.optim.Optimizer) -> float:
     return loss.item()
 
 
-def join_group(folder: str, generation: int, rank: int, size: int) -> None:
+def join_group(folder: str, rank: int, generation: int, size: int) -> None:
     """Meet the other members of this generation of the group."""
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -97,8 +95,7 @@ def member(rank: int, folder: str, syncs: int, first: int, killed: int, back: in
     for _ in range(PRETRAINING if rank == 0 else 0):
         train_step(model, optimizer)
     optimizer.param_groups[0]["lr"] = 1e-6
-    generation, size = membership(first, killed, back)
-    join_group(folder, generation, rank, size)
+    join_group(folder, rank, *membership(first, killed, back))
     weights = WeightSync(published)
     for number in range(first, syncs):
         if rank == 0:
@@ -110,12 +107,14 @@ def member(rank: int, folder: str, syncs: int, first: int, killed: int, back: in
             time.sleep(60)
         if number == back and first == 0:
             print(f"sync {number}: rank 2 comes back", flush=True) if rank == 0 else None
-            generation, weights = regroup(folder, weights, rank, membership(number, killed, back))
+            join_group(folder, rank, *membership(number, killed, back))
+            weights.rejoin(None)
         try:
             stats = weights.push() if rank == 0 else weights.pull()
         except PeerError:
             print(f"sync {number}: a receiver is gone, the others go on", flush=True) if rank == 0 else None
-            generation, weights = regroup(folder, weights, rank, membership(number, killed, back))
+            join_group(folder, rank, *membership(number, killed, back))
+            weights.rejoin(None)
             stats = weights.push() if rank == 0 else weights.pull()
         check_equal(published)
         if rank == 0:
@@ -131,14 +130,6 @@ def member(rank: int, folder: str, syncs: int, first: int, killed: int, back: in
     dist.destroy_process_group()
 
 
-def regroup(folder: str, weights: WeightSync, rank: int, group: tuple[int, int]) -> tuple[int, WeightSync]:
-    """The same weights in another generation of the group."""
-    weights.close()
-    join_group(folder, group[0], rank, group[1])
-    weights.rejoin(None)
-    return group[0], weights
-
-
 def start(rank: int, *arguments: Any) -> ForkServerProcess:
     process = PROCESSES.Process(target=member, args=(rank, *arguments), daemon=True)
     process.start()
@@ -149,12 +140,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--syncs", type=int, default=50)
     syncs = parser.parse_args().syncs
-    killed, back = syncs * 2 // 5, syncs * 3 // 5
+    if syncs < 3:
+        parser.error(f"--syncs is at least 3, got {syncs}: before rank 2 is killed, without it, and after it came back")
+    killed, back = syncs // 3, 2 * syncs // 3
     with tempfile.TemporaryDirectory() as folder:
         ranks = [start(rank, folder, syncs, 0, killed, back) for rank in range(3)]
         while not Path(folder, "kill-me").exists() and ranks[0].is_alive():
             time.sleep(0.05)
-        os.kill(ranks[2].pid or 0, signal.SIGKILL)
+        ranks[2].kill()
         ranks[2] = start(2, folder, syncs, back, killed, back)
         for rank in ranks:
             rank.join()

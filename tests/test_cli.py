@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
+from deepreduce import weights
 from deepreduce.cli.main import main
 from deepreduce.cli.training import DEMO_CODECS
 from deepreduce.lab.data import load
@@ -106,6 +107,65 @@ def test_problems_are_told_in_one_line_with_an_exit_code(tmp_path, capsys):
         assert complaint in shown.err
         assert "Traceback" not in shown.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.dr", "bad.npy", "g.npy", "int.npy", "m.dr"]
+
+
+def damaged_npz(path):
+    np.savez_compressed(path, w=np.arange(4000, dtype=np.float32))
+    whole = bytearray(path.read_bytes())
+    whole[200:400] = b"\xff" * 200
+    path.write_bytes(whole)
+
+
+def forged_npy(path):
+    np.save(path, np.ones(4, np.float32))
+    path.write_bytes(path.read_bytes().replace(b"(4,), }           ", b"(99999999999999,)}"))
+
+
+def broken_header_npy(path):
+    np.save(path, np.ones(4, np.float32))
+    path.write_bytes(path.read_bytes().replace(b"(4,)", b"((((", 1))
+
+
+@pytest.mark.parametrize(("make", "name"), [(damaged_npz, "g.npz"), (forged_npy, "g.npy"), (broken_header_npy, "g.npy")])
+def test_damaged_tensor_files_are_told_in_one_line(tmp_path, capsys, make, name):
+    make(tmp_path / name)
+    assert run("encode", tmp_path / name, tmp_path / "m.dr", "--codec", "dense") == 1
+    error = capsys.readouterr().err
+    assert f"{name} is not a readable .npy or .npz file" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("target", [".", "/"])
+def test_target_without_a_name_is_told_in_one_line(tmp_path, capsys, target):
+    np.save(tmp_path / "g.npy", np.ones(4, np.float32))
+    assert run("encode", tmp_path / "g.npy", target, "--codec", "dense") == 1
+    assert f"cannot write {target}" in capsys.readouterr().err
+
+
+def test_nothing_is_left_beside_a_target_that_is_a_folder(tmp_path):
+    np.save(tmp_path / "g.npy", np.ones(4, np.float32))
+    (tmp_path / "m.dr").mkdir()
+    assert run("encode", tmp_path / "g.npy", tmp_path / "m.dr", "--codec", "dense") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.npy", "m.dr"]
+
+
+def test_inspect_shows_the_names_of_a_peer_as_they_are(tmp_path, capsys):
+    names = ["[/foo]", "a[bold]c", "\x1b[2Jw"]
+    tensors = {name: np.ones(4, np.float32) for name in names}
+    (tmp_path / "m.dr").write_bytes(dr.parse("dense").encode_many(tensors))
+    (tmp_path / "p.patch").write_bytes(weights.diff({}, tensors))
+    for path in tmp_path.iterdir():
+        assert run("inspect", path) == 0
+        shown = capsys.readouterr().out
+        assert all(f"\n{name} " in shown for name in (*names[:2], r"\x1b[2Jw"))
+        assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize("target", ["no/such/folder/out.json", "."])
+def test_results_that_cannot_be_written_are_told_before_training(tmp_path, capsys, monkeypatch, target):
+    monkeypatch.setattr("deepreduce.lab.train.launcher.launch", lambda *_: pytest.fail("it trains"))
+    assert run("train", "--codec", "dense", "--json", tmp_path / target) == 1
+    assert f"cannot write {tmp_path / target}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

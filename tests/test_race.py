@@ -1,14 +1,16 @@
 """Time to quality, and runs of several seeds."""
 
 from dataclasses import replace
+from math import inf, isnan, nan
 
 import pytest
 
 from deepreduce.lab.report.provenance import provenance
+from deepreduce.lab.report.training_page import time_chart
 from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.outcome import Outcome, beside_dense
 from deepreduce.lab.train.race import arrival
-from deepreduce.lab.train.seeds import averaged
+from deepreduce.lab.train.seeds import averaged, spread
 
 SECONDS = {"total": 4.0, "forward_backward": 2.0, "encode": 0.5, "decode": 0.5, "communication": 1.0, "waiting": 0.0}
 
@@ -81,6 +83,44 @@ def test_losses_and_accuracies_are_told_as_such():
     assert beside_dense([DENSE, QUICK, SLOW]) == {"quick": "0.150 below dense", "slow": "0.250 above dense"}
     accurate = [replace(run, lower_is_better=False, quality=quality) for run, quality in ((DENSE, 0.9), (QUICK, 0.91), (SLOW, 0.9))]
     assert beside_dense(accurate) == {"quick": "1.0 points above dense", "slow": "equal to dense"}
+
+
+@pytest.mark.parametrize("quality", [nan, inf])
+def test_a_run_without_a_quality_is_not_equal_to_dense(quality):
+    bad = replace(QUICK, quality=quality)
+    assert beside_dense([DENSE, replace(QUICK, quality=nan)]) == {"quick": "no quality to compare with dense"}
+    assert beside_dense([replace(DENSE, quality=quality), bad]) == {"quick": "no quality to compare with dense"}
+    assert beside_dense([DENSE, replace(QUICK, quality=inf)]) == {"quick": "inf above dense"}
+
+
+def test_nothing_is_as_good_as_dense_where_dense_has_no_quality():
+    found = outcome([replace(run, quality=nan, curve=[]) for run in (DENSE, QUICK)])
+    assert found.columns()[:3] == ["codec", "validation loss", "relative volume"]
+    assert [len(row) for row in found.rows()] == [len(found.columns())] * 2
+
+
+@pytest.mark.parametrize("bad", [nan, inf])
+def test_seeds_with_a_quality_that_is_not_finite_have_no_spread(bad):
+    assert isnan(spread([1.0, bad]))
+    found = outcome([DENSE, replace(DENSE, seed=1, quality=bad)])
+    assert found.rows()[0][1].endswith(" ± –")
+
+
+def test_seconds_on_a_link_are_not_known_without_those_of_communication():
+    unknown = dict.fromkeys(("forward_backward", "communication", "waiting"), nan)
+    untold = replace(DENSE, seconds=SECONDS | unknown)
+    assert isnan(arrival(untold, DENSE.quality, "100mbit").seconds)
+    assert arrival(untold, DENSE.quality).seconds == 4.0
+    found = outcome([untold, QUICK])
+    assert dict(zip(found.columns(), found.rows()[0], strict=True))["communication"] == "–"
+    assert "nan" not in time_chart(found.runs())
+
+
+def test_results_say_that_runs_are_missing():
+    assert not outcome([DENSE]).missing()
+    found = outcome([DENSE])
+    found.seeds = 3
+    assert "1 of 3 runs" in found.remarks()[0]
 
 
 def test_seeds_are_averaged_with_their_spread():

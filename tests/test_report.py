@@ -15,6 +15,7 @@ from deepreduce.lab.report import charts
 from deepreduce.lab.report.benchmark_page import benchmark_page
 from deepreduce.lab.report.charts import Line, line_chart
 from deepreduce.lab.report.provenance import provenance
+from deepreduce.lab.report.quantity import in_bytes, in_seconds
 from deepreduce.lab.report.training_page import training_page
 from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.outcome import Outcome
@@ -89,6 +90,30 @@ def test_every_run_has_its_row_and_its_curve(training):
         assert training.count(f">{spec}</td>") == 1
         assert training.count(f">{spec}</text>") == 6
     assert training.count("<svg") == 6
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_a_small_message_there_is_no_volume_chart():
+    gradient = np.array([np.inf, 1, 2, 3], np.float32)
+    found = benchmark_page([measure("g", gradient, spec, repeat=1) for spec in ("dense", "randomr:1/raw/raw")], provenance())
+    assert found.count("<svg") == 1
+    assert ">inf</td>" in found
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(999, "999 B"), (999.7, "1 kB"), (1000, "1 kB"), (999_499, "999 kB"), (999_999, "1 MB"), (1.91e12, "1.91 TB"), (1.91e15, "1910 TB")],
+)
+def test_bytes_have_three_digits(count, text):
+    assert in_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(999.9, "1000 s"), (12_345.6, "12346 s"), (999.4, "999 s"), (0.9996, "1 s"), (0.0004999, "500 µs"), (1e-6, "1 µs"), (3e-9, "3 ns")],
+)
+def test_seconds_have_three_digits(seconds, text):
+    assert in_seconds(seconds) == text
 
 
 def test_names_are_escaped(benchmark):

@@ -1,18 +1,21 @@
 """Official files are read as they are, and what is missing or wrong is told with what is expected where."""
 
+import os
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 from deepreduce.errors import ConfigError
-from deepreduce.lab.train import tasks
+from deepreduce.lab.train import imagenet, tasks
 from deepreduce.lab.train.batches import Images, shares
 from deepreduce.lab.train.contract import Plan, evaluation_steps
 from deepreduce.lab.train.failures import DataError
+from deepreduce.lab.train.method_specs import MethodSpec, method_text
 from deepreduce.lab.train.tasks import TASKS, task_of
 from deepreduce.lab.train.text import CONTEXT
-from deepreduce.lab.train.ways import Way, way_text
 
 
 def read_data(task, data, seed, negatives):
@@ -235,6 +238,29 @@ def test_wrong_folders_of_images_say_what_is_expected(folders):
         read_data("imagenet", folders, 0, 99)
 
 
+def test_decoders_are_as_many_as_a_worker_has_cores(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(imagenet, "usable_cores", lambda: [4, 5, 6, 7])
+    assert imagenet._decoder_count() == 4  # the launcher has bound the worker to its share
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # torchrun has not
+    assert imagenet._decoder_count() == 2
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_decoders_end_with_a_worker_that_is_killed():
+    script = (
+        "import os, signal\nfrom deepreduce.lab.train.imagenet import _decoders\npool = _decoders()\n"
+        "print(pool.submit(os.getpid).result(), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as worker:
+        decoder = int(worker.stdout.readline())
+        try:
+            worker.communicate(timeout=30)  # the pipe is closed when the last process that has it has ended
+        except subprocess.TimeoutExpired:
+            os.kill(decoder, 9)
+            raise
+
+
 def test_made_data_says_so_and_has_the_size_of_the_original():
     images = read_data("imagenet", None, 0, 99)
     batch, labels = next(images.train_batches(0, 2, 3, seed=0))
@@ -310,12 +336,31 @@ def test_too_little_text_is_refused(tmp_path):
 @pytest.mark.parametrize("method", ["local", "local:0", "local:x", "local:5,rate=1", "updates:3", "dgc", "averages", "local:5,outer"])
 def test_unknown_methods_say_what_there_is(method):
     with pytest.raises(ConfigError, match=r"a method is gradients .* or local:EVERY"):
-        way_text(method, "topr:0.01/rice/qsgd")
+        method_text(method, "topr:0.01/rice/qsgd")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "reason"),
+    [
+        ("local:10 none/all/lloyd:2", {"precision": "bf16"}, "train in fp32, got bf16"),
+        ("updates topr:0.01/rice/qsgd", {"precision": "fp16"}, "train in fp32, got fp16"),
+        ("dgc:100 nonzero/auto/qsgd", {}, "nonzero/auto/qsgd has none"),
+        ("dgc:100 topr:0.5/raw/raw", {}, "at least the density of its spec"),
+        ("dgc:100 topr:0.01/raw/raw", {"memory": "none"}, "residual memory, got memory none"),
+        ("local:10 none/all/lloyd:2", {"framework": "jax"}, "jax trains by gradients"),
+        ("dense", {"framework": "jax", "task": "cifar10"}, "jax trains digits .* got cifar10"),
+        ("dense", {"framework": "jax", "link": "100mbit"}, "shaped links; got link 100mbit"),
+    ],
+)
+def test_a_plan_that_no_worker_can_train_is_refused(spec, options, reason):
+    settings = {"task": "digits", "workers": 2, "batch": 1, "steps": 1, "evaluations": 1, "learning_rate": 0.1} | options
+    with pytest.raises(ConfigError, match=reason):
+        Plan(model="mlp", specs=("dense", spec), **settings)
 
 
 def test_an_outer_optimizer_is_for_codecs_that_keep_all_values():
-    assert Way.parse("local:10 none/all/lloyd:2").outer == (0.7, 0.6)
-    assert Way.parse("local:4 none/all/lloyd:2").outer is None
-    assert Way.parse("local:10 topr:0.1/rice/qsgd").outer is None
-    assert Way.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
-    assert Way.parse("dgc:400 topr:0.1/rice/qsgd") == Way("dgc", "topr:0.1/rice/qsgd", 400)
+    assert MethodSpec.parse("local:10 none/all/lloyd:2").outer == (0.7, 0.6)
+    assert MethodSpec.parse("local:4 none/all/lloyd:2").outer is None
+    assert MethodSpec.parse("local:10 topr:0.1/rice/qsgd").outer is None
+    assert MethodSpec.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
+    assert MethodSpec.parse("dgc:400 topr:0.1/rice/qsgd") == MethodSpec("dgc", "topr:0.1/rice/qsgd", 400)

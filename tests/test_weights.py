@@ -1,5 +1,7 @@
 """Differences of weights are exact, small, and refused where they do not belong."""
 
+import sys
+from collections.abc import Callable
 from itertools import pairwise
 
 import ml_dtypes
@@ -115,6 +117,8 @@ def test_unknown_dtypes_and_modes_are_refused():
         weights.diff({}, {}, mode="fast")
     with pytest.raises(dr.ConfigError, match="exact"):
         weights.diff({}, {}, mode="portable", index="bloom:p0")
+    with pytest.raises(dr.ConfigError, match="nonsense"):
+        weights.diff({}, {}, index="nonsense")
 
 
 @pytest.mark.parametrize("index", ["rice", "pco", "bitmap", "delta", "auto", "raw", "rle"])
@@ -227,6 +231,98 @@ def test_a_patch_again_is_told_from_other_weights_where_tensors_came_or_went():
         weights.apply(new, weights.diff(old, new))
 
 
+@pytest.mark.parametrize("check", [True, False])
+@pytest.mark.parametrize("other", [slice(None), slice(4), slice(4, None)])
+def test_tensors_that_share_memory_are_refused(check, other):
+    shared = np.zeros(8, np.float32)
+    tensors, copies = {"embed": shared, "head": shared[other]}, {"embed": shared.copy(), "head": shared[other].copy()}
+    patch = weights.diff(copies, {name: array + 1 for name, array in copies.items()})
+    with pytest.raises(dr.InputError, match="share memory"):
+        weights.apply_(tensors, patch, check=check)
+    assert not shared.any()
+
+
+def test_a_changed_tensor_may_not_share_memory_with_one_that_stays():
+    shared = np.zeros(8, np.float32)
+    patch = weights.diff({"a": shared, "b": shared}, {"a": shared + 1, "b": shared})
+    with pytest.raises(dr.InputError, match="'a' and 'b' share memory"):
+        weights.apply_({"a": shared, "b": shared}, patch)
+
+
+def test_parts_of_one_array_that_do_not_overlap_can_be_changed():
+    whole = np.zeros(8, np.float32)
+    tensors = {"a": whole[:4], "b": whole[4:], "c": whole[4:4], "same": np.ones(2), "tied": np.ones(2)}
+    tensors["tied"] = tensors["same"]
+    patch = weights.diff(tensors, tensors | {"a": whole[:4] + 1, "b": whole[4:] + 2})
+    weights.apply_(tensors, patch)
+    assert whole.tolist() == [1] * 4 + [2] * 4
+
+
+def test_the_limits_of_all_patches_are_checked_before_the_first_is_applied():
+    versions = [{"w": np.zeros(2)}, {"w": np.ones(2)}, {"w": np.ones(2), "more": np.ones(100)}]
+    patches = [weights.diff(old, new) for old, new in pairwise(versions)]
+    tensors = {"w": np.zeros(2)}
+    with pytest.raises(dr.FormatError, match="100 new elements, max_numel allows 10"):
+        weights.apply_(tensors, patches, max_numel=10)
+    assert same_bits(tensors, versions[0])
+
+
+def test_a_patch_follows_only_what_its_base_is_the_result_of():
+    first, second, third = models()
+    with pytest.raises(dr.InputError, match="not the result of the patch"):
+        weights.diff(second, third, after=weights.diff(second, first))
+    assert Patch.of_bytes(weights.diff(first, second)).header.version == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("w" * 70_000, "70000 bytes of UTF-8"), ("\ud800", "cannot be written in UTF-8")], ids=["long", "surrogate"]
+)
+def test_names_that_no_reader_accepts_are_refused(name, problem):
+    with pytest.raises(dr.InputError, match=problem):
+        weights.diff({}, {name: np.ones(1)})
+    with pytest.raises(dr.InputError, match=problem):
+        weights.verify({name: np.ones(1)}, weights.diff({}, {}))
+
+
+def test_shapes_that_no_reader_accepts_are_refused():
+    header, _ = envelope.split(weights.diff({}, {"w": np.empty((0, 4))}))
+    header.tensors[0].shape = (0, 2**62, 2**62)
+    with pytest.raises(dr.InputError, match="is empty, but its other sizes"):
+        envelope.join(header, [])
+
+
+def python_calls(action: Callable[[], object]) -> int:
+    """How many Python functions an action calls in this thread."""
+    count = 0
+
+    def counted(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("action", ["diff", "apply", "patches"])
+def test_the_work_grows_with_the_number_of_tensors_and_not_with_its_square(action):
+    def work(count: int) -> int:
+        old, new = ({f"t{n}": np.array(n + step, np.float32) for n in range(count)} for step in (0, 1))
+        patch = weights.diff(old, new, mode="portable", threads=1)
+        actions = {
+            "diff": lambda: weights.diff(old, new, mode="portable", threads=1),
+            "apply": lambda: weights.apply(old, patch, threads=1),
+            "patches": lambda: list(weights.patches(patch)),
+        }
+        return python_calls(actions[action])
+
+    work(10)
+    assert work(400) < 2.2 * work(200)
+
+
 # Several patches
 
 
@@ -243,6 +339,24 @@ def test_folded_patches_do_what_all_do(mode):
     else:
         with pytest.raises(dr.InputError, match="give the base"):
             weights.fold(patches)
+
+
+@MODES
+def test_unknown_modes_of_folds_are_refused(mode):
+    versions = models()
+    patches = [weights.diff(old, new, mode=mode) for old, new in pairwise(versions)]
+    for base in (None, versions[0]):
+        with pytest.raises(dr.ConfigError, match="conditional or portable, got 'portible'"):
+            weights.fold(patches, base, mode="portible")
+
+
+def test_folds_bring_no_more_than_the_base_and_max_numel_have():
+    versions = [{"w": np.zeros(50)}, {"w": np.zeros(50, np.float32)}, {"w": np.zeros(50, np.float32), "x": np.zeros(60)}]
+    patches = [weights.diff(old, new, mode="portable") for old, new in pairwise(versions)]
+    assert same_bits(weights.apply(versions[0], weights.fold(patches, versions[0], max_numel=10)), versions[2])
+    for base in (None, versions[0]):
+        with pytest.raises(dr.FormatError, match="max_numel allows"):
+            weights.fold(patches, base, max_numel=9)
 
 
 def test_folding_a_change_and_its_inverse_leaves_nothing():

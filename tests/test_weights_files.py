@@ -11,8 +11,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import deepreduce as dr
+from deepreduce import weights
 from deepreduce.cli.main import main
-from deepreduce.weights import slime
+from deepreduce.errors import FileError
+from deepreduce.weights import files, slime
 from deepreduce.weights.checkpoints import open_checkpoint
 
 from .weights_data import models, same_bits
@@ -140,7 +142,133 @@ def test_metadata_and_index_are_kept(tmp_path):
     run("patch", str(tmp_path / "old"), str(tmp_path / "patch"), str(tmp_path / "out"), code=1)  # exists already
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "diff v0.npz v1.npz v1.npz",
+        "diff v0.npz v1.npz 0.patch --after 0.patch",
+        "patch v0.npz 0.patch 1.patch",
+        "patch v0.npz 0.patch v0.npz",
+        "patch v0.npz 0.patch 1.patch 2.patch.npz",
+        "fold 0.patch 1.patch --base v0.npz",
+        "fold 0.patch 1.patch 2.patch --base v0.npz",
+        "fold 0.patch 1.patch 1.patch --base v0.npz",
+    ],
+)
+def test_inputs_are_not_written_over(tmp_path, monkeypatch, command, capsys):
+    monkeypatch.chdir(tmp_path)
+    versions = models()
+    for number, tensors in enumerate([*versions, versions[0] | {"bias": np.ones(8, np.float16)}]):
+        np.savez(f"v{number}.npz", **tensors)
+    for number in range(3):
+        run("diff", f"v{number}.npz", f"v{number + 1}.npz", f"{number}.patch")
+    Path("2.patch.npz").write_bytes(Path("2.patch").read_bytes())
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    capsys.readouterr()
+    run(*command.split(), code=1)
+    assert "last argument" in (told := capsys.readouterr().err) or "two patches at least" in told or "to a .npz file" in told
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_fold_can_be_written_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    versions = models()
+    for number, tensors in enumerate([*versions, versions[0]]):
+        np.savez(f"v{number}.npz", **tensors)
+    for number in range(3):
+        run("diff", f"v{number}.npz", f"v{number + 1}.npz", f"{number}.patch", "--portable")
+    for _ in range(2):
+        run("fold", "0.patch", "1.patch", "folded.patch")
+        run("fold", "0.patch", "1.patch", "2.patch", "nothing.patch")  # its base is its result
+
+
+@pytest.mark.parametrize("write", [write_sharded, lambda path, tensors: np.savez(path, **tensors)], ids=["sharded", "npz"])
+def test_max_numel_bounds_what_patches_bring(tmp_path, monkeypatch, write, capsys):
+    monkeypatch.chdir(tmp_path)
+    small, large = {"a": np.zeros(10), "b": np.zeros(10)}, {"a": np.ones(10), "b": np.zeros(10), "more": np.zeros(1000)}
+    suffix = "" if write is write_sharded else ".npz"
+    write(Path(f"old{suffix}"), small)
+    write(Path(f"new{suffix}"), large)
+    write(Path(f"float32{suffix}"), {name: array.astype(np.float32) for name, array in small.items()})
+    run("diff", f"old{suffix}", f"new{suffix}", "0.patch")
+    run("diff", f"new{suffix}", f"old{suffix}", "1.patch")
+    run("diff", f"old{suffix}", f"float32{suffix}", "converted.patch")
+    run("patch", f"old{suffix}", "0.patch", f"out{suffix}", "--max-numel", "979", code=3)
+    run("fold", "0.patch", "1.patch", "folded.patch", "--base", f"old{suffix}", "--max-numel", "979", code=3)
+    assert capsys.readouterr().err.count("1000 new elements, max_numel allows 999") == 2
+    run("patch", f"old{suffix}", "0.patch", f"out{suffix}", "--max-numel", "980")
+    run("patch", f"old{suffix}", "converted.patch", f"converted{suffix}", "--max-numel", "0")
+
+
+def test_an_unknown_index_codec_is_refused_in_any_mode(layout, capsys):
+    names, *_ = layout
+    run("diff", names[0], names[1], "x.patch", "--index", "nonsense", code=2)
+    assert "nonsense" in capsys.readouterr().err
+
+
+def test_after_names_the_patch_that_made_the_old_checkpoint(layout, capsys):
+    names, *_ = layout
+    run("diff", names[1], names[2], "1.patch")
+    run("diff", names[1], names[2], "x.patch", "--after", "1.patch", code=1)
+    assert "not the result of the patch" in capsys.readouterr().err
+    assert not Path("x.patch").exists()
+
+
+def test_the_result_has_the_suffix_of_the_old_checkpoint(layout, capsys):
+    names, _, _, suffix = layout
+    run("diff", names[0], names[1], "0.patch")
+    if suffix:
+        run("patch", names[0], "0.patch", "out.npz" if suffix != ".npz" else "out.safetensors", code=1)
+        assert "the result is a" in capsys.readouterr().err
+    run("patch", names[0], "0.patch", ".", code=1)
+    run("diff", names[0], names[1], ".", code=1)
+    assert all(line.startswith("deepreduce: ") for line in capsys.readouterr().err.splitlines())
+
+
+@pytest.mark.parametrize("metadata", [None, [], "text"])
+def test_an_index_with_odd_metadata(tmp_path, metadata):
+    old, new, _ = models()
+    for name, tensors in (("old", old), ("new", new)):
+        index = write_sharded(tmp_path / name, tensors) / "model.safetensors.index.json"
+        index.write_text(json.dumps(json.loads(index.read_text()) | {"metadata": metadata}))
+    run("diff", str(tmp_path / "old"), str(tmp_path / "new"), str(tmp_path / "patch"))
+    run("patch", str(tmp_path / "old"), str(tmp_path / "patch"), str(tmp_path / "out"))
+    written = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert written["metadata"] == {"total_size": sum(array.nbytes for array in new.values())}
+
+
+def test_a_safetensors_file_has_no_tensor_of_the_name_of_its_metadata(tmp_path):
+    save_file({"w": np.zeros(3)}, tmp_path / "old.safetensors")
+    (tmp_path / "patch").write_bytes(weights.diff({"w": np.zeros(3)}, {"w": np.zeros(3), "__metadata__": np.ones(3)}))
+    with pytest.raises(FileError, match="'__metadata__'"):
+        files.patch_files(tmp_path / "old.safetensors", [tmp_path / "patch"], tmp_path / "new.safetensors")
+    assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_sections_that_cannot_be_kept_are_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_SPOOLED_BYTES", 10)
+    sink = files.SpoolSink(tmp_path / "gone")
+    for write in (sink.group, sink.whole):
+        with pytest.raises(FileError, match="cannot write temporary files in"):
+            write(bytes(100))
+    sink.close()
+
+
 # slime's layout
+
+
+def test_slime_knows_two_compressions(tmp_path):
+    old, new, _ = same_names()
+    with pytest.raises(dr.ConfigError, match="deepreduce or zstd, got 'gzip'"):
+        slime.write_version(tmp_path, old, new, 1, compression="gzip")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("size", "error"), [(7, dr.TruncatedError), (9, dr.CorruptError)])
+def test_slime_tensors_of_other_sizes_are_refused(tmp_path, size, error):
+    folder = slime.write_version(tmp_path, {"w": np.zeros(size, np.uint8)}, {"w": np.ones(size, np.uint8)}, 1, compression="zstd")
+    with pytest.raises(error, match="where 8 to 8 are expected"):
+        slime.read_version(folder, {"w": np.zeros(8, np.uint8)}, 0)
 
 
 def same_names(seed: int = 0) -> list[dict[str, np.ndarray]]:

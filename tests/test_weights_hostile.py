@@ -10,9 +10,12 @@ import pytest
 import deepreduce as dr
 from deepreduce import weights
 from deepreduce.reader import varint
-from deepreduce.weights import envelope
+from deepreduce.weights import envelope, records
 from deepreduce.weights.checking import entries
 from deepreduce.weights.digests import model_digest
+from deepreduce.weights.kinds import KINDS
+from deepreduce.weights.opened import Patch
+from deepreduce.weights.records import GROUP, Action, Header, TensorRecord
 from deepreduce.weights.sources import NamedArrays
 
 from .weights_data import models, same_bits
@@ -117,6 +120,36 @@ def test_a_small_patch_cannot_ask_for_much_memory():
         weights.patches(weights.diff({}, {"w": np.zeros(1 << 22, np.uint8)}, mode="portable"), max_numel=1000)
     assert tracemalloc.get_traced_memory()[1] < 1 << 26
     tracemalloc.stop()
+
+
+def with_shape(shape: tuple[int, ...], action: Action, pieces: int) -> bytes:
+    """A patch of one tensor of this shape, with a change or a byte in each of its pieces; no writer makes it."""
+    ones = [1] * pieces
+    record = TensorRecord("w", KINDS[8], shape, action, bytes(4), bytes(4), ones if action == Action.CHANGED else [])
+    if action != Action.CHANGED:
+        record.base_check, record.sizes = b"", ones
+    header = records.write(Header(bytes(16), bytes(16), 1, (), None, (record,), tuple(record.counts)))
+    lead = zlib.compress(header)
+    return repaired(varint(2 * len(lead) + 1) + lead + bytes(pieces))
+
+
+@pytest.mark.parametrize("action", [Action.CHANGED, Action.ADDED])
+def test_a_patch_has_a_bounded_number_of_pieces(action, monkeypatch):
+    assert len(Patch.of_bytes(with_shape((8 * GROUP,), action, 8)).header.tensors) == 1
+    large = with_shape((8 * GROUP,), action, 8)
+    monkeypatch.setattr(records, "MAX_PIECES", 7)
+    with pytest.raises(dr.FormatError, match="at most 7 pieces"):
+        Patch.of_bytes(large)
+    with pytest.raises(dr.InputError, match="at most 7 of each"):
+        weights.diff({}, {f"t{n}": np.zeros(1) for n in range(8)})
+
+
+def test_an_empty_tensor_of_absurd_sizes_is_refused(monkeypatch):
+    monkeypatch.setattr(records, "shape_problem", lambda shape: "")
+    patch = with_shape((0, 2**62, 2**62), Action.ADDED, 0)
+    monkeypatch.undo()
+    with pytest.raises(dr.FormatError, match="is empty, but its other sizes"):
+        weights.apply({}, patch)
 
 
 def test_a_message_of_gradients_is_no_patch():

@@ -28,7 +28,11 @@ class InputError(DeepReduceError, ValueError):
 
 
 class WrongBaseError(InputError):
-    """A patch does not belong on these weights. `reason`: ``wrong base``, ``already applied``, ``applied in part`` or ``out of order``."""
+    """A patch does not belong on these weights.
+
+    `reason` is ``wrong base``, ``already applied``, ``applied in part`` or ``out of order``; ``deepreduce verify --expect result`` has
+    ``not applied`` too.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")

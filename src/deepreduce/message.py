@@ -36,7 +36,7 @@ NAMED = 0
 _CRC_BYTES = 4
 _SINGLE, _NAMED_TENSORS, _PATCH = 0, 1, 2
 _MAX_HEADER_BYTES = 2**24
-_MAX_DIMENSIONS = 32
+MAX_DIMENSIONS = 32
 _MAX_EMPTY = 2**59  # numpy multiplies the sizes that are not 0 with the 8 bytes of a float64
 _MAX_LAYOUTS = 4096
 _DEFLATE_FROM_BYTES = 48
@@ -83,7 +83,7 @@ class Message:
 def write(records: Sequence[Record], names: Sequence[str] | None = None) -> bytes:
     """Return one message of these records."""
     for number, record in enumerate(records):
-        if len(record.shape) > _MAX_DIMENSIONS or 0 in record.shape:
+        if len(record.shape) > MAX_DIMENSIONS or 0 in record.shape:
             _check_shape(record.shape, "a tensor" if names is None else f"tensor {shown(names[number])}")
     sections: list[Part] = []
     for record in records:
@@ -100,15 +100,15 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
 
 def _check_shape(shape: Shape, who: str) -> None:
     """Refuse what every reader would refuse."""
-    problem = _shape_problem(shape)
+    problem = shape_problem(shape)
     if problem:
         raise InputError(f"{who} {problem}")
 
 
-def _shape_problem(shape: Shape) -> str:
+def shape_problem(shape: Shape) -> str:
     """What is wrong with a shape, for writers and readers alike."""
-    if len(shape) > _MAX_DIMENSIONS:
-        return f"has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} are allowed"
+    if len(shape) > MAX_DIMENSIONS:
+        return f"has {len(shape)} dimensions, at most {MAX_DIMENSIONS} are allowed"
     if 0 in shape and prod(filter(None, shape)) >= _MAX_EMPTY:
         return f"of shape {shape} is empty, but its other sizes multiply to 2**59 or more"
     return ""
@@ -190,16 +190,18 @@ def _header(records: Sequence[Record], sizes: Sequence[int], names: Sequence[str
 @lru_cache(maxsize=64)
 def _names(names: tuple[str, ...]) -> bytes:
     """How many names there are, and all of them."""
-    parts = [varint(len(names))]
-    for name in names:
-        try:
-            parts.append(text(name))
-        except UnicodeEncodeError as error:
-            raise InputError(f"tensor {shown(name)}: the name cannot be written in UTF-8") from error
+    return b"".join([varint(len(names)), *map(name_text, names)])
+
+
+def name_text(name: str) -> bytes:
+    """Return the name of a tensor as a text; raise `InputError` if every reader would refuse it."""
+    try:
         size_bytes = len(name.encode())
-        if size_bytes > MAX_TEXT_BYTES:
-            raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
-    return b"".join(parts)
+    except UnicodeEncodeError as error:
+        raise InputError(f"tensor {shown(name)}: the name cannot be written in UTF-8") from error
+    if size_bytes > MAX_TEXT_BYTES:
+        raise InputError(f"tensor {shown(name)}: the name has {size_bytes} bytes of UTF-8, at most {MAX_TEXT_BYTES} are allowed")
+    return text(name)
 
 
 @lru_cache(maxsize=1024)
@@ -248,8 +250,8 @@ def _read_tensors(
         if layout >= len(layouts):
             raise CorruptError(f"layout {layout} of {len(layouts)}")
         used.add(layout)
-        shape = tuple(numbers[at + 2 : at + 2 + min(dimensions, _MAX_DIMENSIONS + 1)])
-        problem = _shape_problem(shape)
+        shape = tuple(numbers[at + 2 : at + 2 + min(dimensions, MAX_DIMENSIONS + 1)])
+        problem = shape_problem(shape)
         if problem:
             raise CorruptError(f"a tensor {problem}")
         at += 2 + dimensions

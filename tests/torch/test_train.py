@@ -6,10 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from math import nan
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+from torch.nn import functional
 
 from deepreduce.cli import training
 from deepreduce.cli.main import main
@@ -17,6 +21,11 @@ from deepreduce.errors import ConfigError
 from deepreduce.lab.train import launcher, links
 from deepreduce.lab.train.contract import Plan
 from deepreduce.lab.train.failures import LinkError, WorkerError
+from deepreduce.lab.train.run import Job
+from deepreduce.lab.train.tasks import read_data, task_of
+from deepreduce.lab.train.torch_worker import TorchRun
+
+from ..test_race import record
 
 SPEC = "topr:0.01/bitmap/fp16"
 PLAN = Plan("digits", "mlp", (SPEC,), workers=2, batch=32, steps=4, evaluations=1, learning_rate=0.1)
@@ -123,6 +132,85 @@ def test_a_crash_shows_what_was_written_last(fake_worker):
     fake_worker("print('terminate called', file=sys.stderr); sys.exit(7 if rank == 0 else 0)")
     with pytest.raises(WorkerError, match=r"exit code 7\nterminate called"):
         launcher.launch(PLAN, lambda event: None)
+
+
+def test_lines_that_are_no_events_do_not_stop_the_listening(fake_worker):
+    noise = "print('hello from a library'); print(17); sys.stdout.flush(); sys.stdout.buffer.write(b'\\xff\\n'); sys.stdout.flush()\n"
+    fake_worker(f"{noise}print(json.dumps({{'event': 'step'}})); sys.stdout.write('{{\"event\": \"st')")
+    events = []
+    launcher.launch(PLAN, events.append)
+    assert events == [{"event": "step"}] * 2
+    fake_worker(f"{noise}sys.exit(7)")
+    with pytest.raises(WorkerError, match=r"exit code 7\nhello from a library\n17"):
+        launcher.launch(PLAN, events.append)
+
+
+@pytest.fixture
+def pretended_launch(monkeypatch):
+    """A launch that delivers a run of each spec in place of workers that train; an error ends it before the second."""
+
+    def install(error=None, **numbers):
+        def launch(plan, listen):
+            for spec in plan.specs:
+                if error is not None and spec != plan.specs[0]:
+                    raise error
+                run = record(spec, [0.5 + 0.1 * plan.seed], 10**6, plan.seed, lower=False)
+                listen({"event": "run", "record": vars(run) | numbers})
+
+        monkeypatch.setattr(launcher, "launch", launch)
+
+    return install
+
+
+def exit_code(arguments):
+    try:
+        return main(arguments)
+    except SystemExit as ended:
+        return ended.code
+
+
+@pytest.mark.parametrize(("error", "code"), [(WorkerError("worker 1 failed"), 1), (KeyboardInterrupt(), 130)])
+def test_runs_that_ended_are_kept_when_a_later_one_fails(pretended_launch, tmp_path, capsys, error, code):
+    pretended_launch(error)
+    path = tmp_path / "all.json"
+    assert exit_code(["train", "--codec", SPEC, "--json", str(path)]) == code
+    assert [run["spec"] for run in json.loads(path.read_text())["runs"]] == ["dense"]
+    assert "1 of 2 runs" in capsys.readouterr().out
+
+
+def test_every_seed_is_trained_written_and_averaged(pretended_launch, tmp_path, capsys):
+    pretended_launch()
+    path = tmp_path / "all.json"
+    assert main(["train", "--seeds", "2", "--json", str(path)]) == 0
+    found = json.loads(path.read_text())["runs"]
+    assert [(run["seed"], run["quality"], run["as_good_as_dense"]["step"]) for run in found] == [(0, 0.5, 10), (1, 0.6, 10)]
+    assert "55.0% ± 7.1%" in capsys.readouterr().out
+
+
+def test_seeds_without_a_quality_are_written_and_shown(pretended_launch, tmp_path, capsys):
+    pretended_launch(quality=nan, best_quality=nan, curve=[])
+    path = tmp_path / "all.json"
+    assert main(["train", "--evaluations", "0", "--seeds", "2", "--codec", SPEC, "--json", str(path)]) == 0
+    assert [run["quality"] for run in json.loads(path.read_text())["runs"]] == [None] * 4
+    shown = capsys.readouterr().out
+    assert f"{SPEC}: no quality to compare with dense" in shown
+    assert "as good as dense" not in shown
+
+
+def test_the_files_are_written_before_the_results_are_shown(pretended_launch, tmp_path, monkeypatch):
+    pretended_launch()
+    monkeypatch.setattr(training, "_table", lambda outcome: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["train", "--json", str(tmp_path / "all.json")])
+    assert (tmp_path / "all.json").exists()
+
+
+def test_torchrun_is_refused_for_other_frameworks(monkeypatch, capsys):
+    monkeypatch.setattr(launcher, "find_spec", lambda name: True)
+    for name, value in {"TORCHELASTIC_RUN_ID": "1", "RANK": "0", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", "--framework", "jax"]) == 2
+    assert "run it without torchrun for jax" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -260,6 +348,8 @@ def test_the_demo_runs_without_a_link_where_none_can_be_made(monkeypatch, capsys
         (["--codec", "topr:0.01/nonsense/raw"], "nonsense"),
         (["--framework", "mxnet"], "torch, tensorflow, jax"),
         (["--no-dense"], "nothing to train"),
+        (["--precision", "bf16", "--method", "local:10", "--codec", "none/all/lloyd:2"], "train in fp32, got bf16"),
+        (["--method", "dgc:100", "--codec", "nonzero/auto/qsgd"], "nonzero/auto/qsgd has none"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(arguments, reason, capsys):
@@ -350,7 +440,7 @@ def test_every_method_trains_and_is_counted(tmp_path):
 
 
 def test_several_seeds_train_the_text(tmp_path, capsys):
-    command = ["train", "--task", "text", "--steps", "2", "--evaluations", "1", "--batch", "2", "--seeds", "2"]
+    command = ["train", "--task", "text", "--workers", "1", "--steps", "2", "--evaluations", "1", "--batch", "2", "--seeds", "2"]
     assert main([*command, "--json", str(tmp_path / "all.json")]) == 0
     found = json.loads((tmp_path / "all.json").read_text())["runs"]
     assert [run["seed"] for run in found] == [0, 1]
@@ -358,3 +448,45 @@ def test_several_seeds_train_the_text(tmp_path, capsys):
     assert all(run["lower_is_better"] and 4 < run["quality"] < 6 for run in found)
     assert all(run["as_good_as_dense"]["step"] == 2 for run in found)
     assert " ± 0.0" in capsys.readouterr().out
+
+
+# One worker in this process
+
+
+@pytest.fixture
+def alone():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_local_steps_end_with_a_sync_where_nothing_is_evaluated(alone):
+    spec = "local:3 none/all/raw"
+    plan = Plan("digits", "cnn", (spec,), workers=1, batch=8, steps=4, evaluations=0, learning_rate=0.1)
+    run = TorchRun(Job(plan, read_data(plan), 0, 151306), spec)
+    found = run.go(lambda event: None)
+    assert run.method._local.syncs == 2
+    assert found.message_bytes > 1.5 * run.method._local.stats().last.message_bytes  # both are counted
+
+
+def scoring(task, precision, scores):
+    """A run whose model gives these scores."""
+    run = TorchRun.__new__(TorchRun)
+    run.task, run.model = task_of(task), lambda *inputs: scores
+    run.plan = Plan(task, "", (), workers=1, batch=1, steps=1, evaluations=1, learning_rate=0.1, precision=precision)
+    return run
+
+
+def test_a_ranking_by_scores_that_are_not_numbers_hits_nothing():
+    users, items = np.arange(4), np.zeros((4, 100), np.int64)
+    assert scoring("ml1m", "fp32", torch.full((4, 100), nan)).score((users, items)) == 0
+    best_first = torch.arange(100.0, 0, -1).expand(4, 100)
+    assert scoring("ml1m", "fp32", best_first).score((users, items)) == 4
+    assert scoring("ml1m", "fp32", best_first.flip(1)).score((users, items)) == 0
+
+
+def test_a_loss_of_16_bits_is_computed_in_32():
+    scores = torch.randn(2, 64, 256, generator=torch.Generator().manual_seed(0)).bfloat16()
+    targets = torch.arange(128).reshape(2, 64)
+    exact = 2 * float(functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten()))
+    assert scoring("text", "bf16", scores).score((np.zeros((2, 64), np.int64), targets.numpy())) == pytest.approx(exact, rel=1e-6)

@@ -7,19 +7,20 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from ..errors import WrongBaseError
+from ..message import DEFAULT_MAX_NUMEL
+from ..weights import files
+from ..weights.api import Mode
+from ..weights.records import Header, TensorRecord
+from ..weights.sources import Progress as Advance
 from . import output
-from .arguments import positive
-
-if TYPE_CHECKING:
-    from ..weights.api import Mode
-    from ..weights.files import Progress as Advance
-    from ..weights.records import Header, TensorRecord
+from .arguments import natural, positive
 
 _CHECKPOINT = "a safetensors file, a folder of them, its index, or an npz file"
 
@@ -68,10 +69,18 @@ def add(commands: Any) -> None:
         description="Write one patch that does what several do one after the other. Conditional ones need the base of the first.",
         epilog="example: deepreduce fold 1-2.patch 2-3.patch 1-3.patch --base step-1/",
     )
-    fold.add_argument("patches", type=Path, nargs="+", metavar="PATCH", help="patches, in their order")
+    fold.add_argument("patches", type=Path, nargs="+", metavar="PATCH", help="patches, in their order; two at least")
     fold.add_argument("target", type=Path, metavar="FOLDED", help="file to write")
     fold.add_argument("--base", type=Path, metavar="CHECKPOINT", help="checkpoint that the first patch was made from")
     fold.set_defaults(run=run_fold)
+    for command in (patch, fold):
+        command.add_argument(
+            "--max-numel",
+            type=natural,
+            default=DEFAULT_MAX_NUMEL,
+            metavar="N",
+            help="refuse patches whose added and replaced tensors have more elements than the base and N (default %(default)s)",
+        )
     for command in (diff, fold):
         command.add_argument("--threads", type=positive, metavar="N", help="threads that encode (default: all cores, at most 8)")
 
@@ -88,8 +97,6 @@ def _bar(title: str, total_bytes: int | None) -> Iterator[Advance]:
 
 def run_diff(args: argparse.Namespace) -> None:
     """Compare two checkpoints, and say what changed."""
-    from ..weights import files
-
     mode: Mode = "portable" if args.portable else "conditional"
     with _bar("comparing", files.dense_bytes(args.new)) as advance:
         header = files.diff_files(
@@ -100,18 +107,13 @@ def run_diff(args: argparse.Namespace) -> None:
 
 def run_patch(args: argparse.Namespace) -> None:
     """Apply patches."""
-    from ..weights import files
-
     with _bar("checking and writing", 2 * files.dense_bytes(args.old)) as advance:
-        files.patch_files(args.old, args.patches, args.new, progress=advance)
+        files.patch_files(args.old, args.patches, args.new, max_numel=args.max_numel, progress=advance)
     print(f"{args.new}: {len(args.patches)} patch(es) applied, base and result verified")
 
 
 def run_verify(args: argparse.Namespace) -> None:
     """Tell what a checkpoint is to a patch."""
-    from ..errors import WrongBaseError
-    from ..weights import files
-
     with _bar("checking", files.dense_bytes(args.checkpoint)) as advance:
         state = files.verify_files(args.checkpoint, args.patch, progress=advance)
     if args.expect not in (None, state):
@@ -121,10 +123,8 @@ def run_verify(args: argparse.Namespace) -> None:
 
 def run_fold(args: argparse.Namespace) -> None:
     """Fold patches."""
-    from ..weights import files
-
     with _bar("folding", 2 * files.dense_bytes(args.base) if args.base else None) as advance:
-        header = files.fold_files(args.patches, args.target, args.base, threads=args.threads, progress=advance)
+        header = files.fold_files(args.patches, args.target, args.base, threads=args.threads, max_numel=args.max_numel, progress=advance)
     print(f"{args.target}: {_told(header, args.target.stat().st_size)}")
 
 
@@ -142,8 +142,6 @@ def _told(header: Header, size_bytes: int) -> str:
 
 def inspect_patch(path: Path, as_json: bool) -> None:
     """Print what a patch does, tensor by tensor."""
-    from ..weights import files
-
     with files.open_patches([path]) as (patch,):
         rows = [_row(record, bits) for record, bits in _with_bits(patch)]
         header = patch.header
@@ -158,7 +156,9 @@ def inspect_patch(path: Path, as_json: bool) -> None:
     for row in rows:
         shape = "x".join(map(str, row["shape"])) or "()"
         share, bits = f"{row['share']:.2%}", "-" if row["bits_per_changed"] is None else f"{row['bits_per_changed']:.2f}"
-        table.add_row(row["name"], shape, row["dtype"], row["action"], f"{row['changed']:,}", share, bits, row["base"], row["result"])
+        table.add_row(
+            output.verbatim(row["name"]), shape, row["dtype"], row["action"], f"{row['changed']:,}", share, bits, row["base"], row["result"]
+        )
     console = output.console()
     console.print(table)
     console.print(f"\n{header.mode} patch, version {header.version}: {_told(header, path.stat().st_size)}")

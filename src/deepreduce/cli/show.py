@@ -53,7 +53,7 @@ def run_inspect(args: argparse.Namespace) -> None:
         return
     console = output.console()
     console.print(_anatomy_table(info))
-    console.print(f"\ncodecs: {', '.join(_specs(info))}")
+    console.print("\ncodecs:", output.verbatim(", ".join(_specs(info))))
     ratio = f"{info.dense_bytes / info.nbytes:.1f} times smaller than" if info.dense_bytes else "of"
     console.print(f"{info.nbytes:,} bytes ({info.header_bytes:,} header), {ratio} {info.dense_bytes:,} dense")
 
@@ -86,7 +86,8 @@ def _anatomy_table(info: TensorInfo | MessageInfo) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     for name, tensor in _tensors(info).items():
         shape = "x".join(map(str, tensor.shape)) or "()"
-        table.add_row(name, shape, str(tensor.dtype), *([tensor.spec] if mixed else []), *_numbers(tensor))
+        codecs = [output.verbatim(tensor.spec)] if mixed else []
+        table.add_row(output.verbatim(name), shape, str(tensor.dtype), *codecs, *_numbers(tensor))
     return table
 
 

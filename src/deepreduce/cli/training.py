@@ -123,30 +123,23 @@ def _plan(args: argparse.Namespace) -> Plan:
     from ..lab.train.contract import Plan  # the training part is loaded for these commands only
     from ..lab.train.launcher import joins_others, worker_module
     from ..lab.train.links import check_links, parse_rate
+    from ..lab.train.method_specs import method_text
     from ..lab.train.sweeps import expand, parse_sweep
     from ..lab.train.tasks import task_of
-    from ..lab.train.ways import way_text
 
     task = task_of(args.task)
     model = args.model or task.models[0]
     if model not in task.models:
         raise ConfigError(f"task {task.name!r} has the models {', '.join(task.models)}, got {model!r}")
     worker_module(args.framework)
-    if args.framework != "torch" and task.name != "digits":
-        raise ConfigError(f"{args.framework} trains digits, got --task {task.name}")
     codecs = expand(args.codec, dict(map(parse_sweep, args.sweep)))
     for spec in codecs:
         parse(spec)
-    ways = [way_text(method, spec) for method in args.method or ["gradients"] for spec in codecs]
-    if args.framework != "torch" and ways != codecs:
-        raise ConfigError(f"{args.framework} trains by gradients, got --method {' '.join(args.method)}")
-    if args.link:
-        parse_rate(args.link)
-        check_links()
-    specs = dict.fromkeys([*([] if args.no_dense else ["dense"]), *ways])
+    specs_by_method = [method_text(method, spec) for method in args.method or ["gradients"] for spec in codecs]
+    specs = dict.fromkeys([*([] if args.no_dense else ["dense"]), *specs_by_method])
     if not specs:
         raise ConfigError("nothing to train: give a --codec, or leave out --no-dense")
-    return Plan(
+    plan = Plan(
         task=task.name,
         model=model,
         specs=tuple(specs),
@@ -169,65 +162,86 @@ def _plan(args: argparse.Namespace) -> Plan:
         schedule=args.schedule,
         test_batches=args.test_batches,
     )
+    if plan.link:
+        parse_rate(plan.link)
+        check_links()
+    return plan
 
 
 def _conduct(plan: Plan, json_path: Path | None, report: Path | None, seeds: int = 1) -> None:
     from ..lab.report.charts import check_matplotlib
     from ..lab.report.provenance import provenance
-    from ..lab.train.launcher import joins_others, launch
+    from ..lab.train.launcher import joins_others
     from ..lab.train.outcome import Outcome
     from ..lab.train.tasks import read_data
 
     if report:
         check_matplotlib()
+    if json_path and os.environ.get("RANK", "0") == "0":  # the others of torchrun write nothing
+        output.check_writable(json_path)
     folder = output.make_folder(report) if report else None
-    outcome = Outcome(plan, provenance(), one_machine=not joins_others())
-    plans = [replace(plan, seed=plan.seed + number) for number in range(seeds)]
-    if joins_others():
-        for each in plans:
-            _join(each, outcome)
-        if os.environ["RANK"] != "0":
-            return
-    else:
+    outcome = Outcome(plan, provenance(), one_machine=not joins_others(), seeds=seeds)
+    if not joins_others():
         read_data(plan)  # missing data is told here in one line, not by a worker's traceback
-        try:
-            for each in plans:
-                with Live(each, outcome) as live:
-                    launch(each, live.listen)
-        except KeyboardInterrupt:
-            print("deepreduce: interrupted; all workers have ended", file=sys.stderr)
-            raise SystemExit(_INTERRUPTED) from None
-    _finish(outcome, json_path, folder)
+    train = _join if joins_others() else _launch
+    try:
+        for number in range(seeds):
+            train(replace(plan, seed=plan.seed + number), outcome)
+    except KeyboardInterrupt:
+        print("deepreduce: interrupted; all workers have ended", file=sys.stderr)
+        raise SystemExit(_INTERRUPTED) from None
+    finally:
+        if outcome.records:  # also those that ended before an error; only rank 0 of torchrun has any
+            _finish(outcome, json_path, folder)
+
+
+def _launch(plan: Plan, outcome: Outcome) -> None:
+    """Start workers that train, and put their records into the outcome."""
+    from ..lab.train.launcher import launch
+
+    with Live(plan, outcome) as live:
+        launch(plan, live.listen)
 
 
 def _join(plan: Plan, outcome: Outcome) -> None:
-    """Be one worker among those that torchrun started."""
+    """Be one worker among those that torchrun started; rank 0 puts the records into the outcome."""
     from importlib import import_module
 
     from ..lab.train.launcher import worker_module
 
     if plan.link:
         raise ConfigError("--link starts the workers itself: run it without torchrun")
+    if plan.framework != "torch":
+        raise ConfigError(f"torchrun starts workers of torch; run it without torchrun for {plan.framework}")
     with Live(plan, outcome, quiet=os.environ["RANK"] != "0") as live:
         import_module(worker_module(plan.framework)).train(plan, live.listen)
 
 
 def _finish(outcome: Outcome, json_path: Path | None, folder: Path | None) -> None:
-    from ..lab.report.training_page import training_page
+    """Write the files, then show the results."""
     from ..lab.train.outcome import beside_dense
 
+    written = _write_files(outcome, json_path, folder)
     output.console().print(_table(outcome))
     for spec, distance in beside_dense(outcome.runs()).items():
         print(f"{spec}: {distance}")
-    for remark in filter(None, (outcome.data_note(), outcome.outlook(), outcome.disturbance())):
+    for remark in (*outcome.remarks(), *written):
         print(remark)
+
+
+def _write_files(outcome: Outcome, json_path: Path | None, folder: Path | None) -> list[str]:
+    """Write the files that were asked for, and return lines that name them."""
+    from ..lab.report.training_page import training_page
+
+    written = []
     if json_path:
         _write(json_path, outcome.write_json)
-        print(f"wrote {json_path}")
+        written.append(f"wrote {json_path}")
     if folder:
         _write(folder / "train.json", outcome.write_json)
         _write(folder / "report.html", lambda path: path.write_text(training_page(outcome)))
-        print(f"the report: {(folder / 'report.html').resolve()}")
+        written.append(f"the report: {(folder / 'report.html').resolve()}")
+    return written
 
 
 def _write(path: Path, write: Any) -> None:

@@ -1,4 +1,4 @@
-"""`deepreduce warmup`: compile every kernel once, so that the first training step does not."""
+"""`deepreduce warmup`: compile the kernels of training steps once, so that the first step does not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def add(commands: Any) -> None:
     warmup = commands.add_parser(
         "warmup",
         help="compile the kernels now",
-        description="Compile all kernels for all dtypes and cache them on disk, so that no training step waits for it.",
+        description="Compile the kernels of messages and training steps for all dtypes, and most of those of weights. They are cached on "
+        "disk, so that no training step waits for it.",
         epilog="example: deepreduce warmup --codec topr:0.01/bitmap/fp16 --dtype float32",
     )
     warmup.add_argument("--codec", action="append", metavar="SPEC", help="only what this spec needs (may be repeated)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,7 +18,6 @@ from ..step.frame import HEAD_BYTES, Buffer, Exchange
 from ..step.transport import ROOT, Alone, Padded, Transport, checked_bytes, padded
 
 _log = logging.getLogger("deepreduce")
-_connections: Counter[tuple[int, ...]] = Counter()
 
 
 def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) -> Transport:
@@ -30,13 +28,18 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     """
     if not dist.is_initialized():
         return Alone()
+    members = members_of(process_group)
+    if len(members) == 1:
+        return Alone()
+    return Gloo(gloo_between(members, timeout), members.index(dist.get_rank()), len(members))
+
+
+def members_of(process_group: dist.ProcessGroup | None) -> list[int]:
+    """Return the ranks of a group, of which this process must be one; None is the group of all."""
     members = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     if dist.get_rank() not in members:
         raise PeerError(f"rank {dist.get_rank()} is not in the process group of ranks {members}")
-    if len(members) == 1:
-        return Alone()
-    _log.info("rank %d sends over gloo on %s", dist.get_rank(), _interface())
-    return Gloo(_backend(members, timeout), members.index(dist.get_rank()), len(members))
+    return members
 
 
 def _interface() -> str:
@@ -50,20 +53,22 @@ def _interface() -> str:
         return "the loopback interface, as this host's name has no address; GLOO_SOCKET_IFNAME names another interface"
 
 
-def _backend(members: Sequence[int], timeout: timedelta | None) -> Any:
-    """Return a gloo backend between these ranks. `dist.new_group` would reuse the name of a group that was closed, and meet its old store.
+def gloo_between(members: Sequence[int], timeout: timedelta | None) -> Any:
+    """Return a gloo backend between these ranks, all of which must call this; it ends when nothing holds it.
 
-    Seen in torch 2.6 to 2.13: the class is public, the store of the default group is not.
+    `dist.new_group` would reuse the name of a group that was closed, and find its old addresses in the store. Seen in torch 2.6 to 2.13:
+    the class is public, the store of the default group is not.
     """
+    _log.info("rank %d sends over gloo on %s", dist.get_rank(), _interface())
     try:
         from torch.distributed.distributed_c10d import _get_default_store
 
         store, backend = _get_default_store(), dist.ProcessGroupGloo
     except (ImportError, AttributeError) as error:
         raise PeerError(f"deepreduce needs torch with gloo and its default store, found torch {torch.__version__}: {error}") from error
-    _connections[tuple(members)] += 1  # all members connect in the same order
-    prefix = f"deepreduce/{','.join(map(str, members))}/{_connections[tuple(members)]}"
-    own_store = dist.PrefixStore(prefix, store)  # type: ignore[attr-defined]
+    group = f"deepreduce/{','.join(map(str, members))}"
+    number = (store.add(group, 1) - 1) // len(members)  # nobody asks for the next connection before all have come to this one
+    own_store = dist.PrefixStore(f"{group}/{number}", store)  # type: ignore[attr-defined]
     return backend(own_store, members.index(dist.get_rank()), len(members), timeout or timedelta(minutes=30))
 
 

@@ -17,24 +17,32 @@ from torch import nn
 from .. import weights
 from ..errors import ConfigError, InputError, PeerError, WrongBaseError
 from ..weights.api import Mode
+from ..weights.opened import Patch
+from ..weights.records import Action
+from .transport import gloo_between, members_of
 
 Array = NDArray[Any]
+Described = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 _MESSAGE, _FAILURE = 0, 1
 _NO_VERSION = -1
 _MAX_FAILURE_BYTES = 2000
+_EXTRA_STATE = "_extra_state"  # the last part of its names in a `state_dict`
 _DTYPES = {
     torch.bfloat16: (torch.int16, ml_dtypes.bfloat16),
     torch.float8_e4m3fn: (torch.uint8, ml_dtypes.float8_e4m3fn),
     torch.float8_e5m2: (torch.uint8, ml_dtypes.float8_e5m2),
 }
+if hasattr(torch, "float8_e8m0fnu"):  # since PyTorch 2.7
+    _DTYPES[torch.float8_e8m0fnu] = (torch.uint8, ml_dtypes.float8_e8m0fnu)
 
 
 @dataclass(frozen=True)
 class SyncStats:
     """What one exchange did: the version that all have now, and the bytes that went to the receivers.
 
-    `patch_bytes` is the size of the patch, which all current receivers get, `full_bytes` that of a whole copy, which went to `full_ranks`.
+    `patch_bytes` is the size of the patch, which is broadcast to all receivers, `full_bytes` that of a whole copy, which went to
+    `full_ranks` as well. Either is 0 where nobody needs it.
     """
 
     version: int
@@ -49,6 +57,7 @@ class WeightSync:
 
     `model` is a module or a mapping of names to tensors, of any dtype that `deepreduce.weights` takes; tensors on a device go over host
     memory. The rank `source` calls `push`, all others call `pull`, once per sync. A receiver that is new or behind gets a whole copy.
+    Names, shapes and dtypes are the same on all ranks and stay the same. What `get_extra_state` of a module returns is not sent.
 
     >>> model = torch.nn.Linear(2, 2)
     >>> sync = WeightSync(model)  # no process group: there is nobody to send to
@@ -66,9 +75,10 @@ class WeightSync:
         timeout: timedelta | None = None,
     ) -> None:
         self._model, self._source, self._mode, self._timeout = model, source, mode, timeout
+        self._tensors()  # what is not a tensor is refused here, before any exchange
         self._version = 0
         self._published: dict[str, Array] | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._gloo: Any = None
         self.rank, self.size = 0, 1
         self.rejoin(group)
 
@@ -83,30 +93,31 @@ class WeightSync:
         if not dist.is_initialized():
             self.rank, self.size = 0, 1
             return
-        members = dist.get_process_group_ranks(group or dist.group.WORLD)
-        own = dist.new_group(members, self._timeout, backend="gloo", use_local_synchronization=True)
-        if not isinstance(own, dist.ProcessGroup):
-            raise PeerError(f"rank {dist.get_rank()} is not in the process group of ranks {members}")
-        self._group, self.rank, self.size = own, dist.get_rank(own), len(members)
+        members = members_of(group)
+        self.rank, self.size = members.index(dist.get_rank()), len(members)
         if not 0 <= self._source < self.size:
             raise ConfigError(f"source is a rank of the group, 0 to {self.size - 1}, got {self._source}")
+        if self.size > 1:
+            self._gloo = gloo_between(members, self._timeout)
 
     def close(self) -> None:
-        """Leave the group."""
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
-            self._group = None
+        """Close the connections to the other ranks."""
+        self._gloo = None
 
     def push(self) -> SyncStats:
-        """Send what changed since the last push to all receivers. For the source only."""
+        """Send what changed since the last push to all receivers. For the source only.
+
+        `InputError` where a tensor was added or removed since then, or has another shape or dtype.
+        """
         if self.rank != self._source:
             raise InputError(f"rank {self.rank} is a receiver: it pulls, rank {self._source} pushes")
-        patch, failure = b"", b""
-        behind = self._behind()
+        patch, behind = b"", self._behind()
         try:
             current = {name: array for name, (_, array) in self._views().items()}
-            if self._published is not None and len(behind) < self.size - 1:
-                patch = weights.diff(self._published, current, mode=self._mode)
+            if self._published is not None:
+                _check_same(_described(self._published), _described(current), "is not what it was at the last push: build a new WeightSync")
+                if len(behind) < self.size - 1:
+                    patch = weights.diff(self._published, current, mode=self._mode)
             full = weights.diff({}, current) if behind else b""
         except Exception as error:
             failure = f"{type(error).__name__}: {error}".encode()[:_MAX_FAILURE_BYTES]
@@ -117,7 +128,7 @@ class WeightSync:
         if patch:
             self._broadcast(np.frombuffer(patch, np.uint8).copy())
         for rank in behind:
-            self._run(dist.send, torch.from_numpy(np.frombuffer(full, np.uint8).copy()), group_dst=rank)
+            self._run("send", [torch.from_numpy(np.frombuffer(full, np.uint8).copy())], rank, 0)
         self._keep(current)
         self._version += 1
         return SyncStats(self._version, sum(array.nbytes for array in current.values()), len(patch), len(full), tuple(behind))
@@ -126,56 +137,50 @@ class WeightSync:
         """Receive what the source pushes and apply it, verified. For receivers only.
 
         Where the weights here are not those of the last sync, `WrongBaseError` is raised, nothing is changed, and the next sync brings a
-        whole copy.
+        whole copy. `InputError` where the source has other tensors: other names, shapes or dtypes.
         """
         if self.rank == self._source:
             raise InputError(f"rank {self.rank} is the source: it pushes")
         behind = self._behind()
-        status, version, patch_bytes, full_bytes = self._announce(0, 0, 0)
-        patch = self._broadcast(np.empty(patch_bytes, np.uint8)) if patch_bytes else None
+        status, version, patch_bytes, full_bytes = self._announced()
+        blob = self._broadcast(np.empty(patch_bytes, np.uint8)) if patch_bytes else np.empty(0, np.uint8)
         if status == _FAILURE:
-            raise PeerError(f"rank {self._source} failed: {bytes(patch if patch is not None else b'').decode(errors='replace')}")
-        full = None
+            raise PeerError(f"rank {self._source} failed: {bytes(blob).decode(errors='replace')}")
         if self.rank in behind:
-            full = np.empty(full_bytes, np.uint8)
-            self._run(dist.recv, torch.from_numpy(full), group_src=self._source)
+            blob = np.empty(full_bytes, np.uint8)
+            self._run("recv", [torch.from_numpy(blob)], self._source, 0)
         views = self._views()
         try:
-            self._apply(views, patch, full)
+            _apply(views, blob, whole=self.rank in behind)
         except WrongBaseError:
             self._version = _NO_VERSION
             raise
         self._version = version + 1
         return SyncStats(self._version, sum(array.nbytes for _, array in views.values()), patch_bytes, full_bytes, tuple(behind))
 
-    def _apply(self, views: Mapping[str, tuple[torch.Tensor, Array]], patch: Array | None, full: Array | None) -> None:
-        arrays = {name: array for name, (_, array) in views.items()}
-        if full is None:
-            weights.apply_(arrays, patch.data if patch is not None else b"")
-        else:
-            whole = weights.apply({}, full.data, max_numel=sum(array.size for array in arrays.values()))
-            _check_same(arrays, whole)
-            for name, array in whole.items():
-                arrays[name][...] = array
-        for tensor, array in views.values():
-            if not _shares(tensor, array):
-                with torch.no_grad():
-                    tensor.copy_(_to_tensor(array, tensor.dtype))
-
     def _keep(self, current: Mapping[str, Array]) -> None:
         """Remember what was published; the same memory is used again."""
-        if self._published is None or self._published.keys() != current.keys():
+        if self._published is None:
             self._published = {name: array.copy() for name, array in current.items()}
             return
         for name, array in current.items():
             np.copyto(self._published[name], array)
 
+    def _tensors(self) -> Mapping[str, torch.Tensor]:
+        """Return all tensors by name; `InputError` for anything else."""
+        tensors = self._model
+        if isinstance(tensors, nn.Module):
+            tensors = {name: tensor for name, tensor in tensors.state_dict().items() if name.rpartition(".")[2] != _EXTRA_STATE}
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                raise InputError(f"{name!r} is no tensor but a {type(tensor).__name__}: give a mapping of the tensors alone")
+        return tensors
+
     def _views(self) -> dict[str, tuple[torch.Tensor, Array]]:
         """Every tensor with an array on its memory, or with a copy where that cannot be; tied tensors once."""
-        tensors = self._model.state_dict() if isinstance(self._model, nn.Module) else self._model
         seen: dict[object, str] = {}
         found = {}
-        for name, tensor in tensors.items():
+        for name, tensor in self._tensors().items():
             memory = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
             if tensor.numel() == 0 or seen.setdefault(memory, name) == name:
                 found[name] = (tensor, to_array(tensor))
@@ -185,37 +190,42 @@ class WeightSync:
 
     def _behind(self) -> list[int]:
         """The receivers that do not have the version of the source."""
-        if self._group is None:
-            return []
         mine = self._version if self.rank == self._source or self._version > 0 else _NO_VERSION
-        found = [torch.empty(1, dtype=torch.int64) for _ in range(self.size)]
-        self._run(dist.all_gather, found, torch.tensor([mine]))
+        found = [torch.tensor([mine]) for _ in range(self.size)]
+        self._run("allgather", found, torch.tensor([mine]))
         return [rank for rank, version in enumerate(found) if rank != self._source and version != found[self._source]]
 
-    def _announce(self, status: int, patch_bytes: int, full_bytes: int) -> tuple[int, int, int, int]:
-        """What the source says before it sends."""
-        head = self._broadcast(np.array([status, self._version, patch_bytes, full_bytes], np.int64).view(np.uint8))
-        status, version, patch_bytes, full_bytes = (int(number) for number in head.view(np.int64))
+    def _announce(self, status: int, patch_bytes: int, full_bytes: int) -> None:
+        """Tell the receivers what is sent next."""
+        self._broadcast(np.array([status, self._version, patch_bytes, full_bytes], np.int64).view(np.uint8))
+
+    def _announced(self) -> tuple[int, int, int, int]:
+        """Return what the source announces: a status, its version, and the bytes of the patch and of a whole copy."""
+        head = self._broadcast(np.empty(4 * 8, np.uint8)).view(np.int64)
+        status, version, patch_bytes, full_bytes = (int(number) for number in head)
         if patch_bytes < 0 or full_bytes < 0 or max(patch_bytes, full_bytes) > self._limit_bytes():
             raise PeerError(f"rank {self._source} announces {patch_bytes} and {full_bytes} bytes, more than its weights can take")
         return status, version, patch_bytes, full_bytes
 
     def _limit_bytes(self) -> int:
-        tensors = self._model.state_dict() if isinstance(self._model, nn.Module) else self._model
-        return 2**20 + sum(2 * tensor.numel() * tensor.element_size() + 1024 for tensor in tensors.values())
+        return 2**20 + sum(2 * tensor.numel() * tensor.element_size() + 1024 for tensor in self._tensors().values())
 
     def _broadcast(self, buffer: Array) -> Array:
-        if self._group is not None:
-            self._run(dist.broadcast, torch.from_numpy(buffer), group_src=self._source)
+        self._run("broadcast", torch.from_numpy(buffer), self._source)
         return buffer
 
-    def _run(self, collective: Any, *arguments: Any, **options: Any) -> None:
+    def _run(self, collective: str, *arguments: Any) -> None:
+        """Run a collective between the ranks; one rank alone needs none."""
+        if self.size == 1:
+            return
+        if self._gloo is None:
+            raise PeerError(f"rank {self.rank} could not exchange weights: its connections are closed")
         problem = None
         try:
-            collective(*arguments, group=self._group, **options)
+            getattr(self._gloo, collective)(*arguments).wait()
         except (RuntimeError, ValueError) as error:
             problem = str(error)
-        if problem is not None:  # raised here, as the traceback of the error would hold the group
+        if problem is not None:  # raised here, as the traceback of the error would hold the connections
             raise PeerError(f"rank {self.rank} could not exchange weights: a peer failed, is gone or is too slow ({problem})")
 
 
@@ -245,7 +255,28 @@ def _shares(tensor: torch.Tensor, array: Array) -> bool:
     return tensor.device.type == "cpu" and tensor.data_ptr() == array.ctypes.data
 
 
-def _check_same(here: Mapping[str, Array], there: Mapping[str, Array]) -> None:
-    for name in here.keys() | there.keys():
-        if name not in here or name not in there or (here[name].shape, here[name].dtype) != (there[name].shape, there[name].dtype):
-            raise InputError(f"tensor {name!r} is not the same at the source and here: the models differ")
+def _apply(views: Mapping[str, tuple[torch.Tensor, Array]], blob: Array, whole: bool) -> None:
+    """Give the tensors their values after a patch, which is made from nothing if it is a `whole` copy."""
+    arrays = {name: array for name, (_, array) in views.items()}
+    records = Patch.of_bytes(blob.data).header.tensors
+    result = {record.name: (record.shape, record.kind.dtype) for record in records if record.action != Action.REMOVED}
+    _check_same(_described(arrays), result, "is not the same at the source and here: the models differ")
+    after = {} if whole else dict(arrays)
+    weights.apply_(after, blob.data, max_numel=sum(array.size for array in arrays.values()))
+    for name, (tensor, array) in views.items():
+        if after[name] is not array:
+            array[...] = after[name]
+        if not _shares(tensor, array):
+            with torch.no_grad():
+                tensor.copy_(_to_tensor(array, tensor.dtype))
+
+
+def _described(arrays: Mapping[str, Array]) -> Described:
+    return {name: (array.shape, array.dtype) for name, array in arrays.items()}
+
+
+def _check_same(here: Described, there: Described, problem: str) -> None:
+    """Raise `InputError` for a tensor that is missing on one side, or has another shape or dtype."""
+    for name in sorted(here.keys() | there.keys()):
+        if here.get(name) != there.get(name):
+            raise InputError(f"tensor {name!r} {problem}")

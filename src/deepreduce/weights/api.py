@@ -11,14 +11,14 @@ from ..codec import IndexCodec
 from ..errors import ConfigError, CorruptError, InputError
 from ..message import DEFAULT_MAX_NUMEL
 from . import envelope
-from .applying import apply_one, whole_tensors
+from .applying import apply_one, check_whole_numel, whole_tensors
 from .checking import State, check_chain, entries, state_of
 from .comparing import Comparison, MemorySink, Origin
-from .kinds import Array, Shape
+from .kinds import Array, Shape, steps_of
 from .lanes import default_threads
 from .opened import Patch, Patched
 from .portable import index_codec
-from .records import Action, Changes, pieces
+from .records import Action, Changes, Piece, pieces
 from .sources import NamedArrays, TensorSource
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def diff(
     """Return a patch that turns `old` into `new`, bit for bit.
 
     ``conditional`` patches are the smallest: the reader uses the old weights to decode. ``portable`` ones can be read without them, by
-    `patches`; `index` is the index codec for their positions. `after` is the patch before this one, if `old` is its result: versions
+    `patches`; `index` is the index codec for their positions. `after` is the patch before this one, whose result `old` must be: versions
     are counted then, and a patch that is applied too early is recognised.
 
     >>> import numpy as np
@@ -65,17 +65,18 @@ def diff(
     array([1., 2., 4.], dtype=float32)
     """
     codec = codec_of_mode(mode, index)
-    origin = Origin(version=1) if after is None else Patch.of_bytes(after).origin_of_next
+    origin = Origin() if after is None else Origin.after(Patch.of_bytes(after).header)
     sink = MemorySink()
     header = Comparison(NamedArrays(old), NamedArrays(new), sink, codec, threads or default_threads()).run(origin)
     return envelope.join(header, [*sink.groups, *sink.wholes])
 
 
 def codec_of_mode(mode: str, index: str) -> IndexCodec | None:
-    """The index codec of portable patches; None for conditional ones, which need none."""
+    """The index codec of portable patches; None for conditional ones, which need none. Both arguments are checked in any case."""
     if mode not in ("conditional", "portable"):
         raise ConfigError(f"mode is conditional or portable, got {mode!r}")
-    return index_codec(index) if mode == "portable" else None
+    codec = index_codec(index)
+    return codec if mode == "portable" else None
 
 
 def apply(
@@ -83,7 +84,7 @@ def apply(
 ) -> dict[str, Array]:
     """Return the weights after a patch, or after several that follow one another. `old` is not changed, and shares no memory with them.
 
-    `WrongBaseError` where `old` is not what the patch was made from.
+    `WrongBaseError` where `old` is not what the patch was made from. `max_numel` is that of `apply_`.
 
     >>> import numpy as np
     >>> old, new = {"w": np.float32([1, 2])}, {"w": np.float32([1, 3])}
@@ -108,8 +109,14 @@ def apply_(
 ) -> None:
     """Apply a patch, or several that follow one another, to these tensors, in place.
 
-    Arrays that change are written to; the mapping itself changes where the patch adds, replaces or removes tensors. The base is checked and
-    the whole patch decoded before anything is written, and the result is checked afterwards: a patch that fails leaves all as it was.
+    Arrays that change are written to, and may share no memory with any other; the mapping itself changes where the patch adds, replaces or
+    removes tensors. The base is checked and the whole patch decoded before anything is written, and every tensor that changed is checked
+    afterwards: a patch that fails leaves all as it was. Of several patches, the results of those before it are kept; that they follow one
+    another, and `max_numel`, are checked for all of them first.
+
+    A patch may bring at most `max_numel` elements of tensors that are added or replaced, as they can take much more memory than the
+    patch: raise it for larger models. Changes of tensors that are here are not limited.
+
     With ``check=False`` neither the old nor the new weights are hashed: for callers that know by other means that these are the weights
     the patch was made from. The patch itself, and the names, shapes and dtypes of the tensors, are checked in any case.
 
@@ -120,9 +127,11 @@ def apply_(
     array([1., 3.], dtype=float32)
     """
     opened = [Patch.of_bytes(blob) for blob in _several(patch)]
-    check_chain([patch.header for patch in opened])
+    check_chain([each.header for each in opened])
     for each in opened:
-        apply_one(tensors, each, threads or default_threads(), max_numel, check)
+        check_whole_numel(each.header, max_numel)
+    for each in opened:
+        apply_one(tensors, each, threads or default_threads(), check)
 
 
 def _several(patch: Buffer | Sequence[Buffer]) -> Sequence[Buffer]:
@@ -144,7 +153,7 @@ def patches(patch: Buffer, *, max_numel: int = DEFAULT_MAX_NUMEL) -> Iterator[Te
     """Yield what a portable patch does, tensor by tensor, without the old weights; unchanged tensors are left out.
 
     For receivers that apply it on a device: view the float weights as integers, make ordered keys of them (all bits but the sign are
-    flipped where the sign is set), add the steps, and turn them back.
+    flipped where the sign is set), add the steps, and turn them back. `max_numel` bounds the elements that change or travel whole.
 
     >>> import numpy as np
     >>> old, new = {"w": np.float32([1, 2])}, {"w": np.nextafter(np.float32([1, 2]), np.float32([1, 0]))}
@@ -156,21 +165,21 @@ def patches(patch: Buffer, *, max_numel: int = DEFAULT_MAX_NUMEL) -> Iterator[Te
         raise InputError("a conditional patch can be read only with the weights it was made from: use apply, or diff(..., mode='portable')")
     if sum(record.changed for record in opened.header.tensors) > max_numel:
         raise CorruptError(f"the patch asks for more elements than max_numel allows, which are {max_numel}")
-    return _patches(opened, max_numel)
+    return _patches(opened)
 
 
-def _patches(patch: Patch, max_numel: int) -> Iterator[TensorPatch]:
-    wholes = whole_tensors(patch, max_numel)
-    cached: tuple[int, list[Changes]] = (-1, [])
+def _patches(patch: Patch) -> Iterator[TensorPatch]:
+    wholes = whole_tensors(patch)
+    number, group = -1, dict[Piece, Changes]()
     for index, record in enumerate(patch.header.tensors):
         if record.action == Action.UNCHANGED:
             continue
         found: list[Changes] = []
         for piece in pieces(record.numel, index) if record.action == Action.CHANGED else []:
-            number = patch.group_of[record.name, piece.number]
-            if number != cached[0]:
-                cached = (number, patch.decode_group(number, None))
-            found += [change for change in cached[1] if change[0] == piece]
+            wanted = patch.group_of[record.name, piece.number]
+            if wanted != number:
+                number, group = wanted, {change[0]: change for change in patch.decode_group(wanted, None)}
+            found.append(group[piece])
         yield TensorPatch(
             record.name,
             record.shape,
@@ -188,9 +197,7 @@ def signed(codes: Array, itemsize: int) -> Array:
     >>> signed(np.uint8([0, 1, 2, 255]), 1).tolist()
     [1, -1, 2, -128]
     """
-    wide = codes.astype(np.uint64)
-    magnitudes = (wide >> np.uint64(1)) + np.uint64(1)
-    return np.where(wide & np.uint64(1), np.uint64(0) - magnitudes, magnitudes).astype(f"u{itemsize}").view(f"i{itemsize}")
+    return steps_of(codes).astype(f"u{itemsize}").view(f"i{itemsize}")
 
 
 def patched(base: TensorSource, opened: Sequence[Patch]) -> TensorSource:

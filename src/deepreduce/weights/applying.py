@@ -13,19 +13,21 @@ from .checking import check_base, check_tensors, entries, entry
 from .digests import BLOCK_BYTES, CHECK_BYTES, digest, hasher
 from .kinds import Array
 from .opened import Patch
-from .records import Action, Changes, TensorRecord, pieces
-from .sources import NamedArrays, TensorSource, writable
+from .records import Action, Changes, Header, TensorRecord, pieces
+from .sources import NamedArrays, TensorSource, check_apart, writable
 
 Move = Callable[[Array, Array, Array, np.uint64], None]
 
 
-def apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, max_numel: int, check: bool) -> None:
+def apply_one(tensors: MutableMapping[str, Array], patch: Patch, threads: int, check: bool) -> None:
     """Apply a patch in place: check the base, decode all, write, check the result."""
     source = NamedArrays(tensors)
     _check_tensors(patch, source, threads, check)
+    changed = {record.name: tensors[record.name] for record in patch.header.tensors if record.action == Action.CHANGED}
+    check_apart(tensors, changed)
     changes = _decode(patch, source, threads, check)
-    flat = writable({record.name: tensors[record.name] for record in patch.header.tensors if record.action == Action.CHANGED})
-    wholes = whole_tensors(patch, max_numel)
+    flat = writable(changed)
+    wholes = whole_tensors(patch)
     if check:
         _move_checked(patch, flat, changes, threads)
     else:
@@ -104,12 +106,16 @@ def _moved_digest(patterns: Array, changes: Sequence[Changes], record: TensorRec
     return bytes(state.digest())
 
 
-def whole_tensors(patch: Patch, max_numel: int) -> dict[str, Array]:
+def check_whole_numel(header: Header, max_numel: int) -> None:
+    """Refuse a patch whose whole tensors have more elements together."""
+    numel = sum(record.numel for record in header.tensors if record.travels_whole)
+    if numel > max_numel:
+        raise CorruptError(f"the patch brings {numel} new elements, max_numel allows {max_numel}")
+
+
+def whole_tensors(patch: Patch) -> dict[str, Array]:
     """The tensors that travel whole, checked."""
-    wanted = [record for record in patch.header.tensors if record.travels_whole]
-    if sum(record.numel for record in wanted) > max_numel:
-        raise CorruptError(f"the patch brings {sum(record.numel for record in wanted)} new elements, max_numel allows {max_numel}")
-    return {record.name: _whole(patch, record) for record in wanted}
+    return {record.name: _whole(patch, record) for record in patch.header.tensors if record.travels_whole}
 
 
 def _whole(patch: Patch, record: TensorRecord) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Literal
@@ -12,13 +12,13 @@ from .comparing import digest_of
 from .digests import CHECK_BYTES, Entry, model_digest
 from .kinds import Kind, Shape
 from .records import MARK_BYTES, Action, Header
-from .sources import TensorSource
+from .sources import Progress, TensorSource, silent
 
 State = Literal["base", "result"]
 Described = Mapping[str, tuple[Kind, Shape]]
 
 
-def entries(source: TensorSource, threads: int = 1, progress: Callable[[int], None] = lambda size_bytes: None) -> list[Entry]:
+def entries(source: TensorSource, threads: int = 1, progress: Progress = silent) -> list[Entry]:
     """The digests of all tensors of a source."""
     if threads == 1:
         return [entry(source, name, progress) for name in source.names]
@@ -26,7 +26,7 @@ def entries(source: TensorSource, threads: int = 1, progress: Callable[[int], No
         return list(pool.map(lambda name: entry(source, name, progress), source.names))
 
 
-def entry(source: TensorSource, name: str, progress: Callable[[int], None] = lambda size_bytes: None) -> Entry:
+def entry(source: TensorSource, name: str, progress: Progress = silent) -> Entry:
     """The digest of a tensor, with its name, dtype and shape."""
     return (name, *source.describe(name), digest_of(source, name, progress))
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
-import ml_dtypes
-import numpy as np
-
 from ..errors import FileError
 from .atomic import replacing
-from .kinds import Array, Kind, Shape, kind_of, patterns
-from .records import pieces
+from .kinds import Array, Kind, Shape
+from .npz import Npz
 from .safetensors_files import SafetensorsFile, write_safetensors
 from .sources import TensorSource
 
 _INDEX = ".safetensors.index.json"
-_BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class CheckpointFiles(TensorSource, Protocol):
     """Tensors in files, and how to write others in the same layout."""
+
+    def check_target(self, target: Path) -> None:
+        """Raise `FileError` for a target that would not be opened as this layout, or that is in the way."""
 
     def write(self, target: Path, source: TensorSource) -> None:
         """Write the tensors of a source, whole or not at all."""
@@ -32,6 +30,10 @@ class CheckpointFiles(TensorSource, Protocol):
 
 class OneFile(SafetensorsFile):
     """A checkpoint in one safetensors file."""
+
+    def check_target(self, target: Path) -> None:
+        if target.suffix != self.path.suffix:
+            raise FileError(f"the result is a safetensors file, as {self.path} is: give it the same suffix, not {target}")
 
     def write(self, target: Path, source: TensorSource) -> None:
         with replacing(target) as temporary:
@@ -64,9 +66,11 @@ class Shards:
     def read(self, name: str, start: int, stop: int) -> Array:
         return self._shards[self._where[name]].read(name, start, stop)
 
-    def write(self, target: Path, source: TensorSource) -> None:
+    def check_target(self, target: Path) -> None:
         if target.exists():
             raise FileError(f"{target} exists already: give the name of a new folder")
+
+    def write(self, target: Path, source: TensorSource) -> None:
         last = list(self._shards)[-1]
         where = {name: self._where.get(name, last) for name in source.names}
         with replacing(target) as temporary:
@@ -80,7 +84,9 @@ class Shards:
         assert self._index is not None
         whole = json.loads(self._index.read_text())
         described = (source.describe(name) for name in source.names)
-        whole.setdefault("metadata", {})["total_size"] = sum(kind.itemsize * prod(shape) for kind, shape in described)
+        total_size = sum(kind.itemsize * prod(shape) for kind, shape in described)
+        metadata = whole.get("metadata")
+        whole["metadata"] = {**(metadata if isinstance(metadata, dict) else {}), "total_size": total_size}
         whole["weight_map"] = where
         path.write_text(json.dumps(whole, indent=2) + "\n")
 
@@ -93,55 +99,6 @@ def _weight_map(index: Path | None) -> Mapping[str, str]:
     if not isinstance(found, dict) or any(Path(str(file)).name != file for file in found.values()):
         raise FileError(f"{index}: its weight_map does not name files of its folder")
     return found
-
-
-class Npz:
-    """Tensors in an npz file; one at a time is held in memory."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            with zipfile.ZipFile(path) as archive:
-                self._entries = {name.removesuffix(".npy"): _npy_header(archive, name) for name in archive.namelist()}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise FileError(f"{path} is not a readable npz file: {error}") from error
-        self._held: tuple[str, Array] | None = None
-
-    @property
-    def names(self) -> Sequence[str]:
-        return list(self._entries)
-
-    def describe(self, name: str) -> tuple[Kind, Shape]:
-        return self._entries[name]
-
-    def read(self, name: str, start: int, stop: int) -> Array:
-        if self._held is None or self._held[0] != name:
-            kind, _ = self._entries[name]
-            with np.load(self.path, allow_pickle=False) as archive:
-                self._held = name, patterns(_typed(archive[name]), kind)
-        return self._held[1][start:stop]
-
-    def write(self, target: Path, source: TensorSource) -> None:
-        with replacing(target) as temporary, zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
-            for name in source.names:
-                kind, shape = source.describe(name)
-                parts = [source.read(name, piece.start, piece.stop) for piece in pieces(prod(shape))]
-                flat = np.concatenate([np.empty(0, kind.unsigned), *parts])
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, flat.view(kind.dtype).reshape(shape), allow_pickle=False)
-
-
-def _npy_header(archive: zipfile.ZipFile, name: str) -> tuple[Kind, Shape]:
-    with archive.open(name) as member:
-        version = np.lib.format.read_magic(member)
-        reader = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = reader(member)
-    return kind_of(_BF16 if dtype == np.dtype("V2") else dtype, name), tuple(shape)
-
-
-def _typed(array: Array) -> Array:
-    """npy files store bfloat16 as two opaque bytes."""
-    return array.view(_BF16) if array.dtype == np.dtype("V2") else array
 
 
 def open_checkpoint(path: Path) -> CheckpointFiles:

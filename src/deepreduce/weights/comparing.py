@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from math import prod
 from typing import Protocol
 
 import numpy as np
 
 from .. import kernels
 from ..codec import IndexCodec
+from ..errors import InputError
 from . import conditional, portable
 from .digests import BLOCK_BYTES, CHECK_BYTES, Entry, PairHasher, hasher, model_digest
 from .kinds import Array, Kind, joined
 from .lanes import Lanes
 from .records import GROUP, MARK_BYTES, MAX_HISTORY, Action, Changes, Header, TensorRecord, fits, piece_size, pieces
-from .sources import TensorSource
+from .sources import Progress, TensorSource, silent
 from .symbols import write_planes
-
-Progress = Callable[[int], None]
 
 
 class Sink(Protocol):
@@ -51,15 +51,16 @@ class MemorySink:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a patch follows: its version, and marks of the versions before its base."""
+    """What a patch follows: its version, marks of the versions before its base, and the digest of its base where that is known."""
 
-    version: int = 0
+    version: int = 1
     history: tuple[bytes, ...] = ()
+    base: bytes | None = None
 
     @classmethod
     def after(cls, header: Header) -> Origin:
         """That of the patch that follows this one."""
-        return cls(header.version + 1, (header.base[:MARK_BYTES], *header.history)[:MAX_HISTORY])
+        return cls(header.version + 1, (header.base[:MARK_BYTES], *header.history)[:MAX_HISTORY], header.result)
 
 
 def encode_group(changes: Sequence[Changes], kind: Kind, codec: IndexCodec | None, old: Sequence[Array] = ()) -> bytes:
@@ -83,18 +84,19 @@ class Comparison:
     sink: Sink
     codec: IndexCodec | None
     threads: int
-    progress: Progress = lambda size_bytes: None
+    progress: Progress = silent
     records: list[TensorRecord] = field(default_factory=list)
     _group_sizes: list[int] = field(default_factory=list)
     _base: list[Entry] = field(default_factory=list)
     _result: list[Entry] = field(default_factory=list)
     _together: list[Changes] = field(default_factory=list)
     _old: list[Array] = field(default_factory=list)
+    _together_numel: int = 0
     _positions: Array = field(default_factory=lambda: np.empty(GROUP, np.uint32))
     _codes: Array = field(default_factory=lambda: np.empty(GROUP, np.uint64))
 
     def run(self, origin: Origin) -> Header:
-        """Compare all tensors; returns the header."""
+        """Compare all tensors; returns the header. `InputError` where the old weights are not what `origin` says."""
         old_names, new_names = set(self.old.names), set(self.new.names)
         with Lanes(self.threads, self._deliver) as self._lanes:
             for name in self.new.names:
@@ -107,6 +109,8 @@ class Comparison:
                     self._remove(name)
             self._close_group()
         base, result = model_digest(self._base), model_digest(self._result)
+        if origin.base not in (None, base):
+            raise InputError("the old weights are not the result of the patch that this one is to follow (after)")
         return Header(base, result, origin.version, origin.history, self.codec, tuple(self.records), tuple(self._group_sizes))
 
     def _compare(self, name: str) -> None:
@@ -142,14 +146,18 @@ class Comparison:
 
     def _begin_changed(self, record: TensorRecord, parts: int, equal: int) -> None:
         record.action, record.counts = Action.CHANGED, [0] * parts
-        if self._together and not fits(self.records, [piece for piece, _, _ in self._together], record):
+        if self._together and not self._fits(record):
             self._close_group()
         for _ in range(equal):
             self._lanes.run(bytes)
 
+    def _fits(self, record: TensorRecord) -> bool:
+        return fits(self.records[self._together[0][0].tensor], self._together_numel, record)
+
     def _add_to_group(self, record: TensorRecord, changes: Changes, old: Array) -> None:
         self._together.append(changes)
         self._old.append(old)
+        self._together_numel += piece_size(changes[0])
         if record.numel > GROUP:
             self._close_group()
 
@@ -157,7 +165,7 @@ class Comparison:
         if self._together:
             kind = self.records[self._together[0][0].tensor].kind
             self._lanes.run(partial(encode_group, self._together, kind, self.codec, self._old))
-            self._together, self._old = [], []
+            self._together, self._old, self._together_numel = [], [], 0
 
     def _deliver(self, section: bytes) -> None:
         self._group_sizes.append(len(section))
@@ -191,10 +199,10 @@ class Comparison:
         return digest
 
 
-def digest_of(source: TensorSource, name: str, progress: Progress = lambda size_bytes: None) -> bytes:
+def digest_of(source: TensorSource, name: str, progress: Progress = silent) -> bytes:
     """The digest of a tensor, read in pieces."""
     state = hasher()
-    for piece in pieces(int(np.prod(source.describe(name)[1], dtype=np.int64))):
+    for piece in pieces(prod(source.describe(name)[1])):
         part = source.read(name, piece.start, piece.stop)
         state.update(part.view("u1").data)
         progress(part.nbytes)

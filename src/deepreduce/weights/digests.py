@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from ..reader import text, varint
+from ..message import name_text
+from ..reader import varint
 from .kinds import Array, Kind, Shape
 
 if TYPE_CHECKING:
@@ -65,5 +66,5 @@ def model_digest(entries: Iterable[Entry]) -> bytes:
     """One digest of named tensors with their dtypes, shapes and digests, whatever their order."""
     state: Any = hasher()
     for name, kind, shape, tensor_digest in sorted(entries, key=lambda entry: entry[0]):
-        state.update(text(name) + bytes((kind.code,)) + b"".join(map(varint, (len(shape), *shape))) + tensor_digest)
+        state.update(name_text(name) + bytes((kind.code,)) + b"".join(map(varint, (len(shape), *shape))) + tensor_digest)
     return bytes(state.digest())

@@ -10,15 +10,17 @@ import numpy as np
 from .. import kernels
 from ..codec import IndexCodec
 from ..errors import CorruptError, InputError
-from . import envelope, portable
-from .api import Mode, patched
+from ..message import DEFAULT_MAX_NUMEL
+from . import envelope
+from .api import Mode, codec_of_mode, patched
+from .applying import check_whole_numel
 from .checking import check_base, check_chain, entries
-from .comparing import Comparison, MemorySink, Origin, Progress, Sink, encode_group
-from .kinds import Array, Kind
+from .comparing import Comparison, MemorySink, Origin, Sink, encode_group
+from .kinds import Array, Kind, steps_of
 from .lanes import default_threads
 from .opened import Patch
 from .records import Action, Header, Piece, TensorRecord, groups, pieces
-from .sources import NamedArrays, TensorSource
+from .sources import NamedArrays, Progress, TensorSource, numel_of, silent
 from .symbols import write_planes
 
 if TYPE_CHECKING:
@@ -26,12 +28,18 @@ if TYPE_CHECKING:
 
 
 def fold(
-    patches: Sequence[Buffer], base: Mapping[str, Array] | None = None, *, mode: Mode | None = None, threads: int | None = None
+    patches: Sequence[Buffer],
+    base: Mapping[str, Array] | None = None,
+    *,
+    mode: Mode | None = None,
+    threads: int | None = None,
+    max_numel: int = DEFAULT_MAX_NUMEL,
 ) -> bytes:
     """Return one patch that does what these do one after the other.
 
     Portable patches are folded by themselves. Conditional ones need the weights that the first was made from, `base`. `mode` is that of the
-    first patch unless it is given.
+    first patch unless it is given. The tensors that a patch adds or replaces may have as many elements together as the base, and
+    `max_numel` more.
 
     >>> import numpy as np
     >>> from deepreduce.weights import apply, diff
@@ -43,7 +51,7 @@ def fold(
     opened = [Patch.of_bytes(blob) for blob in patches]
     sink = MemorySink()
     source = None if base is None else NamedArrays(base)
-    header = fold_into(opened, source, mode, sink, threads or default_threads())
+    header = fold_into(opened, source, mode, sink, threads or default_threads(), max_numel)
     return envelope.join(header, [*sink.groups, *sink.wholes])
 
 
@@ -53,20 +61,24 @@ def fold_into(
     mode: Mode | None,
     sink: Sink,
     threads: int,
-    progress: Progress = lambda size_bytes: None,
+    max_numel: int,
+    progress: Progress = silent,
 ) -> Header:
     """Fold patches, section by section, into a sink; returns the header."""
     if not patches:
         raise InputError("there is no patch to fold")
     headers = [patch.header for patch in patches]
+    codec = codec_of_mode(mode or headers[0].mode, "rice")
     check_chain(headers)
-    wanted = mode or headers[0].mode
-    if base is None and (wanted == "conditional" or any(header.codec is None for header in headers)):
+    for header in headers:
+        check_whole_numel(header, max_numel + (0 if base is None else numel_of(base)))
+    if base is None and (codec is None or any(header.codec is None for header in headers)):
         raise InputError("conditional patches are folded with the weights that the first was made from: give the base")
     if base is None:
         return _Fold(patches, sink).run()
     check_base(headers[0], entries(base, threads, progress))
-    codec = headers[0].codec or portable.index_codec("rice") if wanted == "portable" else None
+    if codec is not None:
+        codec = headers[0].codec or codec
     comparison = Comparison(base, patched(base, patches), sink, codec, threads, progress)
     folded = comparison.run(Origin(headers[-1].version, headers[0].history))
     if folded.result != headers[-1].result:
@@ -170,10 +182,8 @@ def merge(positions: Sequence[Array], codes: Sequence[Array], kind: Kind) -> tup
     (array([5, 7], dtype=uint32), array([0, 2], dtype=uint16))
     """
     where, which = np.unique(np.concatenate(positions), return_inverse=True)
-    joined = np.concatenate(codes).astype(np.uint64)
-    magnitudes = (joined >> np.uint64(1)) + np.uint64(1)
-    steps, total = np.where(joined & np.uint64(1), np.uint64(0) - magnitudes, magnitudes), np.zeros(where.size, np.uint64)
-    np.add.at(total, which, steps)
+    total = np.zeros(where.size, np.uint64)
+    np.add.at(total, which, steps_of(np.concatenate(codes)))
     width = np.uint64(8 * kind.itemsize)
     total &= np.uint64(2 ** int(width) - 1)
     kept = total != 0

@@ -108,3 +108,14 @@ def patterns(array: Array, kind: Kind) -> Array:
     [1065353216, 2147483648]
     """
     return np.ascontiguousarray(array).reshape(-1).view(kind.unsigned)
+
+
+def steps_of(codes: Array) -> Array:
+    """The steps of these codes modulo 2**64, as unsigned integers.
+
+    >>> steps_of(np.uint8([0, 2, 4])).tolist()
+    [1, 2, 3]
+    """
+    wide = codes.astype(np.uint64)
+    sizes = (wide >> np.uint64(1)) + np.uint64(1)
+    return np.where(wide & np.uint64(1), np.uint64(0) - sizes, sizes)

@@ -13,10 +13,9 @@ from .. import kernels
 from ..errors import CorruptError, InputError
 from ..reader import Reader
 from . import conditional, envelope, portable
-from .comparing import Origin
 from .envelope import Sections
 from .kinds import Array, Kind, Shape, joined
-from .records import Action, Changes, Header, Piece, TensorRecord, groups, piece_size, pieces
+from .records import GROUP, Action, Changes, Header, Piece, TensorRecord, groups, piece_at, piece_size
 from .sources import TensorSource
 from .symbols import read_planes
 
@@ -40,11 +39,6 @@ class Patch:
         """The patch in a file, which stays open as long as it is read."""
         return cls(*envelope.split_file(file))
 
-    @property
-    def origin_of_next(self) -> Origin:
-        """What the patch after this one follows."""
-        return Origin.after(self.header)
-
     @cached_property
     def records(self) -> Mapping[str, TensorRecord]:
         """The records by name."""
@@ -66,10 +60,10 @@ class Patch:
         return list(accumulate(self.header.group_sizes, initial=0))
 
     @cached_property
-    def _whole_starts(self) -> Mapping[str, int]:
-        wholes = [record for record in self.header.tensors if record.travels_whole]
-        starts = accumulate((sum(record.sizes) for record in wholes), initial=self._group_starts[-1])
-        return dict(zip((record.name for record in wholes), starts, strict=False))
+    def _whole_starts(self) -> Mapping[tuple[str, int], int]:
+        wholes = [(record, number) for record in self.header.tensors for number in range(len(record.sizes))]
+        starts = accumulate((record.sizes[number] for record, number in wholes), initial=self._group_starts[-1])
+        return {(record.name, number): start for (record, number), start in zip(wholes, starts, strict=False)}
 
     def kind_of_group(self, number: int) -> Kind:
         """The dtype of a group."""
@@ -105,9 +99,8 @@ class Patch:
     def read_whole(self, name: str, number: int) -> Array:
         """The patterns of a piece of a tensor that travels whole."""
         record = self.records[name]
-        start = self._whole_starts[name] + sum(record.sizes[:number])
-        section = Reader(self._sections.take(start, record.sizes[number]))
-        return read_planes(section, piece_size(pieces(record.numel)[number]), record.kind.unsigned)
+        section = Reader(self._sections.take(self._whole_starts[name, number], record.sizes[number]))
+        return read_planes(section, piece_size(piece_at(record.numel, number)), record.kind.unsigned)
 
 
 class Patched:
@@ -132,7 +125,7 @@ class Patched:
         record = self._patch.records[name]
         if record.action == Action.UNCHANGED:
             return self._base.read(name, start, stop)
-        parts = [piece for piece in pieces(record.numel) if piece.start < stop and start < piece.stop]
+        parts = [piece_at(record.numel, number) for number in range(start // GROUP, -(-stop // GROUP))]
         read = self._patch.read_whole if record.travels_whole else self._changed
         found = [read(name, piece.number)[max(0, start - piece.start) : stop - piece.start] for piece in parts]
         return joined(found)

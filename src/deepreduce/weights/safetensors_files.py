@@ -82,13 +82,15 @@ def _check_header(path: Path) -> None:
     try:
         with safe_open(path, framework="numpy"):
             pass
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise FileError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 def write_header(file: IO[bytes], tensors: Mapping[str, tuple[Kind, Shape]], metadata: Mapping[str, str]) -> None:
     """The front of a safetensors file; the data of the tensors follow in this order."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    if "__metadata__" in tensors:
+        raise FileError("a safetensors file cannot hold a tensor of the name '__metadata__'; nothing is written")
     at = 0
     for name, (kind, shape) in tensors.items():
         end = at + prod(shape) * kind.itemsize

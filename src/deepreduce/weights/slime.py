@@ -12,7 +12,7 @@ import json
 import zlib
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -38,6 +38,8 @@ def write_version(
 
     ``deepreduce`` codes every changed tensor as a conditional patch of its own, ``zstd`` as slime does: XOR, then zstd.
     """
+    if compression not in get_args(Compression):
+        raise ConfigError(f"compression is deepreduce or zstd, got {compression!r}")
     if old.keys() != new.keys():
         raise InputError("slime's layout has no way to add or remove a tensor: both versions need the same names")
     coded: dict[str, Array] = {}
@@ -147,7 +149,9 @@ def _inflated(coded: Array, least: int, most: int) -> Array:
         raw = zstandard.ZstdDecompressor().stream_reader(coded.tobytes()).read(most + 1)
     except zstandard.ZstdError as error:
         raise CorruptError(f"zstd refuses the bytes: {error}") from error
-    if not least <= len(raw) <= most:
+    if len(raw) > most:
+        raise CorruptError(f"more than {most} bytes from zstd, where {least} to {most} are expected")
+    if len(raw) < least:
         raise TruncatedError(f"{len(raw)} bytes from zstd, where {least} to {most} are expected")
     return np.frombuffer(raw, np.uint8)
 

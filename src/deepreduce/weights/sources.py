@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import prod
 from typing import Protocol
 
 import numpy as np
+from numpy.lib.array_utils import byte_bounds
 
 from ..errors import InputError
 from .kinds import Array, Kind, Shape, kind_of, patterns
+
+Progress = Callable[[int], None]
+"""Is told the bytes that have been worked on since the last call."""
+
+
+def silent(size_bytes: int) -> None:
+    """The progress that nobody watches."""
 
 
 class TensorSource(Protocol):
@@ -23,6 +32,11 @@ class TensorSource(Protocol):
 
     def read(self, name: str, start: int, stop: int) -> Array:
         """The bit patterns of the elements from `start` to `stop`, flat; they are not written to."""
+
+
+def numel_of(source: TensorSource) -> int:
+    """Elements of all tensors of a source."""
+    return sum(prod(source.describe(name)[1]) for name in source.names)
 
 
 class NamedArrays:
@@ -61,3 +75,21 @@ def writable(tensors: Mapping[str, Array]) -> dict[str, Array]:
             raise InputError(f"tensor {name!r} cannot be changed in place: it is read-only or not in C order")
         flat[name] = tensor.reshape(-1).view(kind.unsigned)
     return flat
+
+
+def check_apart(tensors: Mapping[str, Array], changed: Collection[str]) -> None:
+    """Raise `InputError` if a tensor that is to be changed in place shares memory with any other one.
+
+    >>> weight = np.zeros(4)
+    >>> check_apart({"embed": weight, "head": weight[2:]}, {"head"})
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.InputError: tensors 'embed' and 'head' share memory: they cannot be changed in place one by one
+    """
+    spans = sorted((*byte_bounds(array), name) for name, tensor in tensors.items() if (array := np.asarray(tensor)).size)
+    reach, before = 0, ""
+    for start, stop, name in spans:
+        if start < reach and (name in changed or before in changed):
+            raise InputError(f"tensors {before!r} and {name!r} share memory: they cannot be changed in place one by one")
+        if stop > reach:
+            reach, before = stop, name

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,15 @@ _DERIVED = ("relative_volume", "encode_mb_per_second", "decode_mb_per_second")
 
 
 def as_record(row: Row) -> dict[str, Any]:
-    """Return all columns of a row; numbers that do not exist are None.
+    """Return all columns of a row; numbers that do not exist are None, infinite ones the text "inf".
 
     >>> from deepreduce.lab.bench.measure import measure
     >>> import numpy as np
     >>> as_record(measure("ones", np.ones(64, np.float32), "dense", repeat=1))["bits_per_value"]
     32.0
     """
-    record: dict[str, Any] = plain(dataclasses.asdict(row) | {name: getattr(row, name) for name in _DERIVED})
+    columns = dataclasses.asdict(row) | {name: getattr(row, name) for name in _DERIVED}
+    record: dict[str, Any] = plain({name: "inf" if value == inf else value for name, value in columns.items()})
     return record
 
 

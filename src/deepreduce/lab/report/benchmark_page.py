@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from .charts import Bar, log_bars, stacked_bars
@@ -48,12 +48,8 @@ def time_chart(rows: Sequence[Row]) -> str:
 def _section(name: str, rows: Sequence[Row]) -> str:
     sparse = [row for row in rows if row.relative_volume < 0.25]
     left_out = [row.method for row in rows if row not in sparse]
-    charts = figures(
-        [
-            ("Data volume, relative to dense", volume_chart(sparse)),
-            ("Encoding and decoding time, logarithmic", time_chart(rows)),
-        ]
-    )
+    volume = [("Data volume, relative to dense", volume_chart(sparse))] if sparse else []
+    charts = figures([*volume, ("Encoding and decoding time, logarithmic", time_chart(rows))])
     note = f" Over a quarter of dense, and so not among the volume bars: {', '.join(left_out)}." if left_out else ""
     lead = f"{rows[0].numel:,} elements, {in_bytes(rows[0].dense_bytes)} dense.{note}"
     return section(name, charts, table(_COLUMNS, [_cells(row) for row in rows]), lead=lead)
@@ -71,7 +67,7 @@ def _cells(row: Row) -> list[str]:
         *(f"{getattr(row, f'{part}_bytes'):,}" for part in _SECTIONS),
         f"{row.bits_per_index:.2f}",
         f"{row.bits_per_value:.2f}",
-        *(f"{error:.4f}" if isfinite(error) else "–" for error in (row.relative_error, row.codec_error)),
+        *("–" if isnan(error) else f"{error:.4f}" for error in (row.relative_error, row.codec_error)),
         in_seconds(row.encode_seconds),
         in_seconds(row.decode_seconds),
     ]

@@ -8,12 +8,13 @@ from math import isnan
 
 def in_bytes(count: float) -> str:
     """
-    >>> in_bytes(90), in_bytes(1_078_888)
-    ('90 B', '1.08 MB')
+    >>> in_bytes(90), in_bytes(1_078_888), in_bytes(999_999)
+    ('90 B', '1.08 MB', '1 MB')
     """
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if abs(count) >= size:
-            return f"{count / size:.3g} {unit}"
+    rounded = _three_digits(count)
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(rounded) >= size:
+            return f"{rounded / size:g} {unit}"
     return f"{count:.0f} B"
 
 
@@ -22,12 +23,19 @@ def in_seconds(seconds: float | None) -> str:
     >>> in_seconds(0.00042), in_seconds(12.34), in_seconds(None)
     ('420 µs', '12.3 s', '–')
     """
-    if seconds is None:
+    if seconds is None or isnan(seconds):
         return "–"
+    rounded = _three_digits(seconds)
+    if rounded >= 1000:
+        return f"{seconds:.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size * 0.9995:
-            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
-    return "0 s" if seconds == 0 else f"{seconds * 1e9:.3g} ns"
+        if rounded >= size:
+            return f"{rounded / size:g} {unit}"
+    return "0 s" if seconds == 0 else f"{rounded * 1e9:g} ns"
+
+
+def _three_digits(number: float) -> float:
+    return float(f"{number:.3g}")
 
 
 def in_times(ratio: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import isnan
 from typing import TYPE_CHECKING
 
 from .charts import Bar, Line, line_chart, stacked_bars
@@ -43,7 +44,7 @@ def training_page(outcome: Outcome) -> str:
     notes = (
         "Seconds are those of the training steps, without evaluation. Encoding and exchange run beside the backward pass, so the parts may "
         "add up to more than the whole. Communication counts from when the last worker is there; before that it is waiting. "
-        f"{outcome.data_note()} {outcome.outlook()} {outcome.disturbance()}"
+        f"{' '.join(outcome.remarks())}"
     )
     return page(
         f"deepreduce train: {plan.task}",
@@ -107,7 +108,7 @@ def time_chart(records: Sequence[RunRecord]) -> str:
 def _time_bar(record: RunRecord) -> Bar:
     seconds, steps = record.seconds, record.steps
     values = (seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"], seconds["waiting"])
-    parts = {name: value / steps for name, value in zip(_PARTS, values, strict=True)}
+    parts = {name: value / steps for name, value in zip(_PARTS, values, strict=True) if not isnan(value)}
     return Bar(record.spec, parts, in_seconds(seconds["total"] / steps))
 
 

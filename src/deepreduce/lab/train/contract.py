@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from ...errors import ConfigError
+from .method_specs import MethodSpec
 from .schedules import schedule_of
 
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -38,11 +39,11 @@ _STEP_EVENTS_APART_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Plan:
-    """One training job: the same model and data for every spec, which may have a method before it (`ways`).
+    """One training job: the same model and data for every spec, which may have a method before it (`method_specs`).
 
     `dense` is the framework's own allreduce.
-    A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.Schedule`; `evaluations` may be
-    0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
+    A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.RateSchedule`; `evaluations` may
+    be 0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
     Quality is measured on `test_batches` batches per worker, of all that there are if None.
 
     >>> plan = Plan(task="digits", model="mlp", specs=("dense",), workers=2, batch=32, steps=10, evaluations=2, learning_rate=0.1)
@@ -77,8 +78,21 @@ class Plan:
         schedule_of(self.schedule)
         if self.precision not in PRECISIONS:
             raise ConfigError(f"a precision is {', '.join(PRECISIONS)}; got {self.precision!r}")
-        if self.framework != "torch" and (self.accumulate, self.precision) != (1, "fp32"):
-            raise ConfigError(f"{self.framework} trains in fp32 without accumulation; got {self.precision}, accumulate {self.accumulate}")
+        for method in map(MethodSpec.parse, self.specs):
+            method.check(self.precision, self.memory)
+        if self.framework != "torch":
+            self._check_other_framework()
+
+    def _check_other_framework(self) -> None:
+        name = self.framework
+        if (self.task, self.accumulate, self.precision) != ("digits", 1, "fp32"):
+            got = f"{self.task}, {self.precision}, accumulate {self.accumulate}"
+            raise ConfigError(f"{name} trains digits in fp32 without accumulation; got {got}")
+        methods = [spec for spec in self.specs if MethodSpec.parse(spec).kind != "gradients"]
+        if methods:
+            raise ConfigError(f"{name} trains by gradients, got {methods[0]!r}")
+        if name == "jax" and self.link:  # seen in 0.10: its gloo takes the loopback address in each network namespace
+            raise ConfigError(f"workers of jax do not find each other on shaped links; got link {self.link}")
 
     def to_json(self) -> str:
         """Return the plan as text."""
@@ -99,6 +113,7 @@ class RunRecord:
     first, is what the paper calls relative data volume. `bytes_sent` is what a worker put on the network for it, by the topology, and
     `bytes_dense` what an allreduce of dense gradients puts there (`ring_bytes`). Of the seconds, `communication` counts only while the last
     worker to arrive was in it: waiting for slower workers is `waiting`. Parts may overlap, so they may add up to more than `total`.
+    Where a framework does not tell how long its all-reduce took, `communication`, `waiting` and `forward_backward` are NaN.
     `stolen_share` of the time of the cores was used by the host of this (virtual) machine for others: seconds are longer for it.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ...cores import usable_cores
 from .batches import Batch, shares
 from .failures import DataError
-from .pictures import SIZE, centred, cropped
+from .pictures import SIZE, centred, cropped, end_with_parent
 
 CLASSES = 1000
 _SUFFIXES = {".jpeg", ".jpg", ".png"}
@@ -40,7 +41,7 @@ class Folders:
 
     def train_batches(self, rank: int, workers: int, batch: int, seed: int) -> Iterator[Batch]:
         draw = np.random.default_rng([seed, 1 + rank])
-        with _decoders(workers) as pool:
+        with _decoders() as pool:
             ahead: list[Future[NDArray[np.uint8]]] = []
             waiting: NDArray[np.int64] | None = None
             for chosen in shares(len(self.train_files), rank, workers, batch, seed):
@@ -52,7 +53,7 @@ class Folders:
 
     def test_batches(self, rank: int, workers: int) -> Iterator[Batch]:
         mine = np.arange(rank, len(self.test_files), workers)
-        with _decoders(workers) as pool:
+        with _decoders() as pool:
             for start in range(0, mine.size, _TEST_BATCH):
                 chosen = mine[start : start + _TEST_BATCH]
                 images = pool.map(centred, [self.test_files[number] for number in chosen])
@@ -83,9 +84,14 @@ def _made(count: int, draw: np.random.Generator) -> Batch:
     return draw.standard_normal((count, 3, SIZE, SIZE), np.float32), draw.integers(0, CLASSES, count)
 
 
-def _decoders(workers: int) -> Executor:
-    """Processes that decode, as many as this worker's share of the cores. They are not forked: the worker has threads."""
-    return ProcessPoolExecutor(max(1, len(usable_cores()) // workers), mp_context=get_context("spawn"))
+def _decoders() -> Executor:
+    """Return processes that decode, as many as this worker has cores. They are not forked: the worker has threads."""
+    return ProcessPoolExecutor(_decoder_count(), mp_context=get_context("spawn"), initializer=end_with_parent)
+
+
+def _decoder_count() -> int:
+    """Return this worker's share of the cores: the launcher has bound it to them, workers of torchrun share those of their machine."""
+    return max(1, len(usable_cores()) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _normal(images: NDArray[np.uint8]) -> NDArray[np.float32]:

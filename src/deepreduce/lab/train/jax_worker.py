@@ -20,7 +20,6 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
-from ...errors import ConfigError
 from ...jax import compressed_mean
 from ...step.stats import StepStats, ring_bytes
 from . import jax_models
@@ -36,8 +35,6 @@ Reduce = Callable[[Any], tuple[Any, StepStats]]
 
 def train(plan: Plan, emit: Emit) -> None:
     """Join the other workers and train every spec of the plan. Rank 0 emits."""
-    if task_of(plan.task).optimizer != "sgd":
-        raise ConfigError(f"with jax there is the task digits, got {plan.task!r}")
     with _processes():
         programs = Programs(plan)
         job = Job(plan, read_data(plan), jax.process_index(), jax_models.parameter_count(programs.params))

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from types import FrameType
 from typing import IO
@@ -36,11 +37,12 @@ class WorkerProcess:
     rank: int
     process: subprocess.Popen[str]
     errors: IO[str]
+    stray_lines: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
 
     def tail(self) -> str:
-        """The last lines it wrote to standard error."""
+        """Return the last lines it wrote to standard error, and to standard output beside its events."""
         self.errors.seek(0)
-        return "".join(self.errors.readlines()[-_TAIL_LINES:]).strip()
+        return "".join([*self.errors.readlines()[-_TAIL_LINES:], *self.stray_lines]).strip()
 
 
 def worker_module(framework: str) -> str:
@@ -124,6 +126,7 @@ def _start(module: str, plan: Plan, rank: int, host: Host | None, shared: dict[s
         stdout=subprocess.PIPE,
         stderr=errors,
         text=True,
+        errors="replace",
         env=environment,
         start_new_session=True,  # Ctrl-C in the terminal is for the launcher, which ends the workers in order
     )
@@ -165,11 +168,31 @@ def _listen_to(workers: Sequence[WorkerProcess], listen: Emit) -> None:
 
 
 def _read_events(worker: WorkerProcess, inbox: queue.SimpleQueue[tuple[WorkerProcess, Event | None]]) -> None:
+    """Put the events of a worker into the inbox, and None at its end. Lines that are no events are kept for its `tail`."""
     assert worker.process.stdout is not None
-    with worker.process.stdout as lines:
-        for line in lines:
-            inbox.put((worker, json.loads(line)))
-    inbox.put((worker, None))
+    try:
+        with worker.process.stdout as lines:
+            for line in lines:
+                event = _event(line)
+                if event is None:
+                    worker.stray_lines.append(line)
+                else:
+                    inbox.put((worker, event))
+    finally:
+        inbox.put((worker, None))
+
+
+def _event(line: str) -> Event | None:
+    """Return the event of a line; None for what a library printed, or a worker that was killed left unfinished.
+
+    >>> _event('{"event": "ready"}'), _event("hello"), _event("17"), _event('{"event": "re')
+    ({'event': 'ready'}, None, None, None)
+    """
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and "event" in event else None
 
 
 def _drain(inbox: queue.SimpleQueue[tuple[WorkerProcess, Event | None]]) -> Iterator[Event]:

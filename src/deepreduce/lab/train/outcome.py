@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ _DISTURBING_SHARE = 0.02
 
 
 class Outcome:
-    """A plan and the records of its runs; all workers on `one_machine`, or who knows where."""
+    """A plan and the records of its runs, for each of its `seeds`; all workers on `one_machine`, or who knows where."""
 
-    def __init__(self, plan: Plan, origin: Mapping[str, Any], one_machine: bool = True) -> None:
-        self.plan, self.origin, self.one_machine = plan, origin, one_machine
+    def __init__(self, plan: Plan, origin: Mapping[str, Any], one_machine: bool = True, seeds: int = 1) -> None:
+        self.plan, self.origin, self.one_machine, self.seeds = plan, origin, one_machine, seeds
         self.records: list[RunRecord] = []
 
     def write_json(self, path: Path) -> None:
@@ -48,15 +49,20 @@ class Outcome:
     def columns(self) -> list[str]:
         """Return the titles of the table."""
         metric = self.records[0].metric if self.records else "quality"
-        race = [f"as good as dense{self._on_a_link()}"] if dense_run(self.records) else []
+        race = [f"as good as dense{self._on_a_link()}"] if self._goal() else []
         times = ["seconds", "forward/backward", "encode/decode", "communication"]
         by_rate = ["bytes/rate"] if self.plan.link else []
         return ["codec", metric, *race, "relative volume", "bytes sent", "ratio", *times, *by_rate, "replicas"]
 
     def rows(self) -> list[list[str]]:
         """Return the table, one row per run, or one for the runs of all seeds."""
+        goal = self._goal()
+        return [self._row(record, goal) for record in self.runs()]
+
+    def _goal(self) -> RunRecord | None:
+        """Return the dense run, if there is one that has a quality."""
         dense = dense_run(self.runs())
-        return [self._row(record, dense) for record in self.runs()]
+        return None if dense is None or isnan(dense.quality) else dense
 
     def runs(self) -> list[RunRecord]:
         """Return one record per spec: the mean over its seeds."""
@@ -76,7 +82,7 @@ class Outcome:
     def _on_a_link(self) -> str:
         return f" (at {self.computed_rate}, computed)" if self.computed_rate else ""
 
-    def _row(self, record: RunRecord, dense: RunRecord | None) -> list[str]:
+    def _row(self, record: RunRecord, goal: RunRecord | None) -> list[str]:
         seconds = record.seconds
         times = (seconds["total"], seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"])
         by_rate = [in_seconds(link_seconds(record, self.plan.link))] if self.plan.link else []
@@ -84,7 +90,7 @@ class Outcome:
         return [
             record.spec,
             self.quality(record),
-            *([] if dense is None else [str(arrival(record, dense.quality, self.computed_rate) or "not reached")]),
+            *([] if goal is None else [str(arrival(record, goal.quality, self.computed_rate) or "not reached")]),
             f"{record.relative_volume:.4f}",
             in_bytes(record.bytes_sent),
             in_times(ratio(record)),
@@ -92,6 +98,16 @@ class Outcome:
             *by_rate,
             identical,
         ]
+
+    def remarks(self) -> list[str]:
+        """Return what a reader must know beside the table."""
+        return list(filter(None, (self.missing(), self.data_note(), self.outlook(), self.disturbance())))
+
+    def missing(self) -> str:
+        """Say how many runs there are, where an error or an interrupt ended the training before all were done; else nothing."""
+        planned = self.seeds * len(self.plan.specs)
+        done = len(self.records)
+        return f"These are {done} of {planned} runs: the training was ended before the others." if done < planned else ""
 
     def data_note(self) -> str:
         """Say what a reader must know of the data; nothing for recorded data."""
@@ -137,6 +153,9 @@ def beside_dense(records: Sequence[RunRecord]) -> dict[str, str]:
 
 def _distance(record: RunRecord, dense: RunRecord) -> str:
     above = record.quality - dense.quality
-    if record.lower_is_better:
-        return f"{abs(above):.3f} {'above' if above > 0 else 'below'} dense" if abs(above) >= 0.0005 else "equal to dense"
-    return f"{100 * abs(above):.1f} points {'above' if above > 0 else 'below'} dense" if abs(above) > 0.0005 else "equal to dense"
+    if isnan(above):
+        return "no quality to compare with dense"
+    if abs(above) < 0.0005:
+        return "equal to dense"
+    how_far = f"{abs(above):.3f}" if record.lower_is_better else f"{100 * abs(above):.1f} points"
+    return f"{how_far} {'above' if above > 0 else 'below'} dense"

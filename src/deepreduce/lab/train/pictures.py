@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
+from multiprocessing import parent_process
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +13,18 @@ SIZE = 224
 _SHORTER_SIDE = 256
 
 Pixels = NDArray[np.uint8]
+
+
+def end_with_parent() -> None:
+    """Let this process end when the one that started it does: a pool does not notice when its owner is killed."""
+    threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def cropped(path: str, seed: int) -> Pixels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 
 from ..report.quantity import in_bytes, in_seconds
 from .contract import RunRecord
@@ -38,10 +39,13 @@ def arrival(record: RunRecord, wanted: float, rate: str | None = None) -> Arriva
 def seconds_at(record: RunRecord, point: dict[str, float], rate: str | None = None) -> float:
     """Return the seconds until an evaluation: as measured, or computed for a link of a rate.
 
-    Computed are those that were not spent with communication, and the time that the link is busy with what was sent until then.
+    Computed are those that were not spent with communication, and the time that the link is busy with what was sent until then; NaN where
+    the seconds of communication are not known.
     """
     if rate is None:
         return point["seconds"]
-    total = record.seconds["total"]
-    computing = 1 - min(1.0, record.seconds["communication"] / total) if total else 1.0
+    total, communication = record.seconds["total"], record.seconds["communication"]
+    if isnan(communication):
+        return nan
+    computing = 1 - min(1.0, communication / total) if total else 1.0
     return computing * point["seconds"] + 8 * point["bytes_sent"] / parse_rate(rate)

@@ -147,6 +147,9 @@ class Run(ABC):
     def gathered(self, numbers: Sequence[float]) -> NDArray[np.float64]:
         """The numbers of every rank, a row for each. All ranks call it together, with equally many numbers."""
 
+    def agree(self) -> None:  # noqa: B027 (there is nothing to do where every step ends with the same model)
+        """Give all workers the same model, where their steps do not; put the cost in the ledger."""
+
     def warm_up(self) -> None:
         """Take a few steps: what is compiled at first use is compiled then. The run is of no use afterwards."""
         for number, batch in self.batches(self.plan.warm_up):
@@ -164,11 +167,15 @@ class Run(ABC):
             if throttle.ready():
                 emit({"event": "step", "spec": self.spec, "step": number, "loss": loss})
             if number in measured:
+                self.agree()
                 quality = self.quality()
                 self._note(number, loss, quality)
                 emit({"event": "evaluation", "spec": self.spec, "step": number, "quality": quality})
                 identical = identical and self.identical()
-        return self._record(identical and (bool(measured) or self.identical()))
+        if not measured:
+            self.agree()
+            identical = self.identical()
+        return self._record(identical)
 
     def batches(self, count: int) -> Iterator[tuple[int, Batch]]:
         """The first training batches of this rank, numbered from 1."""

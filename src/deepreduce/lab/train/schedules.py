@@ -8,12 +8,12 @@ from math import cos, pi
 
 from ...errors import ConfigError
 
-Schedule = Callable[[float], float]
+RateSchedule = Callable[[float], float]
 
 _KINDS = "cosine, constant or step:SHARE=FACTOR,... with rising shares of the run, such as step:0.25=0.1,0.375=0.01"
 
 
-def schedule_of(text: str) -> Schedule:
+def schedule_of(text: str) -> RateSchedule:
     """Return the factor of the learning rate as a function of the share of the steps that is done.
 
     >>> schedule = schedule_of("step:0.25=0.1,0.75=0.01")
@@ -34,7 +34,7 @@ def _cosine(progress: float) -> float:
     return min(1.0, progress / 0.05) * 0.5 * (1 + cos(pi * progress))
 
 
-def _steps(text: str) -> Schedule:
+def _steps(text: str) -> RateSchedule:
     name, _, listed = text.partition(":")
     try:
         pairs = [(float(share), float(factor)) for share, factor in (each.split("=") for each in listed.split(","))]

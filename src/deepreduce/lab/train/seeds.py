@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isfinite, nan
 from statistics import fmean, stdev
 
 from .contract import RunRecord
@@ -36,12 +37,14 @@ def by_spec(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 
 
 def spread(numbers: Sequence[float]) -> float | None:
-    """Return the standard deviation over seeds, None for one.
+    """Return the standard deviation over seeds: None for one, NaN where a number is not finite.
 
-    >>> spread([1.0, 3.0]), spread([1.0])
-    (1.4142135623730951, None)
+    >>> spread([1.0, 3.0]), spread([1.0]), spread([1.0, nan])
+    (1.4142135623730951, None, nan)
     """
-    return stdev(numbers) if len(numbers) > 1 else None
+    if len(numbers) < 2:
+        return None
+    return stdev(numbers) if all(map(isfinite, numbers)) else nan
 
 
 def _mean(points: Sequence[Mapping[str, float]]) -> dict[str, float]:

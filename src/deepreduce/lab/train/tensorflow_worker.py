@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from math import nan
 from typing import Any
 
 import keras
@@ -96,7 +97,7 @@ class TensorFlowRun(Run):
         if isinstance(self.optimizer, DistributedOptimizer):
             return self.optimizer.stats().last
         dense_bytes = 4 * self.job.parameters
-        return StepStats(number, dense_bytes, dense_bytes, ring_bytes(dense_bytes, self.team.size))
+        return StepStats(number, dense_bytes, dense_bytes, ring_bytes(dense_bytes, self.team.size), exchange_seconds=nan)
 
     def _update(self, images: Any, labels: Any) -> Any:
         def replica(images: Any, labels: Any) -> Any:
@@ -130,11 +131,8 @@ class TensorFlowRun(Run):
 
 
 def _optimizer(plan: Plan, spec: str, task: Task) -> Any:
-    """For `dense`, the optimizer of Keras with its own all-reduce, whose seconds are not told and count as computing."""
-    if task.optimizer == "adam":
-        optimizer = keras.optimizers.Adam(plan.learning_rate)
-    else:
-        optimizer = keras.optimizers.SGD(plan.learning_rate, momentum=0.9, weight_decay=task.weight_decay or None)
+    """Return the optimizer of a run. For `dense` it is that of Keras with its own all-reduce, which does not tell its seconds."""
+    optimizer = keras.optimizers.SGD(plan.learning_rate, momentum=0.9, weight_decay=task.weight_decay or None)
     if spec == "dense":
         return optimizer
     memory: Any = plan.memory

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ...errors import ConfigError
 from ...step.policy import Spec
 from ...step.residual import ResidualMemory
 from ...step.schedule import Schedule
@@ -20,8 +19,8 @@ from ...step.stats import StepStats
 from ...step.topology import TOPOLOGIES
 from ...torch import DeepReduceState, LocalSteps
 from .contract import Plan
+from .method_specs import MethodSpec
 from .torch_probe import Probe, Watched
-from .ways import Way
 
 MOMENTUM = 0.9
 _PROBED_STEP = 5
@@ -52,24 +51,26 @@ class Method(ABC):
         """The share of zeros in a gradient of an early step."""
 
 
-def method_of(way: Way, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, exchanges: list[float]) -> Method:
+def method_of(
+    method: MethodSpec, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, exchanges: list[float]
+) -> Method:
     """Return the exchange of a run, the seconds of which go to `exchanges`."""
-    kind = Changes if way.kind == "local" else Gradients
-    return kind(way, plan, model, optimizer, min(_PROBED_STEP, steps - 1), exchanges)
+    kind = Changes if method.kind == "local" else Gradients
+    return kind(method, plan, model, optimizer, min(_PROBED_STEP, steps - 1), exchanges)
 
 
 class Gradients(Method):
     """DDP with the hook of deepreduce, or its own allreduce for dense ones."""
 
     def __init__(
-        self, way: Way, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
+        self, method: MethodSpec, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
     ) -> None:
-        spec: Spec = Schedule(way.spec, way.steps) if way.kind == "dgc" else way.spec
+        spec: Spec = Schedule(method.spec, method.steps) if method.kind == "dgc" else method.spec
         self.model = self._parallel = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
         self._state = DeepReduceState(
             spec,
             topology="dense" if spec == "dense" else Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
-            memory=ResidualMemory(momentum=MOMENTUM) if way.kind == "dgc" else plan.memory,  # type: ignore[arg-type]
+            memory=ResidualMemory(momentum=MOMENTUM) if method.kind == "dgc" else plan.memory,  # type: ignore[arg-type]
             small_tensor_numel=plan.small,
             model=model,
             seed=plan.seed,
@@ -92,18 +93,16 @@ class Changes(Method):
     """`LocalSteps`. The bytes of dense gradients count for every step, as these are what the changes stand for."""
 
     def __init__(
-        self, way: Way, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
+        self, method: MethodSpec, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
     ) -> None:
-        if plan.precision != "fp32":
-            raise ConfigError(f"updates and local steps train in fp32, got {plan.precision}")
-        self.model, self.period = model, way.steps
-        rate, momentum = way.outer or (1.0, 0.0)
+        self.model, self.period = model, method.steps
+        rate, momentum = method.outer or (1.0, 0.0)
         self._local = LocalSteps(
             model,
             optimizer,
-            way.spec,
-            way.steps,
-            partial(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0) if way.outer else None,
+            method.spec,
+            method.steps,
+            partial(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0) if method.outer else None,
             topology=Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
             memory=plan.memory,  # type: ignore[arg-type]
             small_tensor_numel=plan.small,

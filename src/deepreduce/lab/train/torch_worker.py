@@ -20,11 +20,11 @@ from torch.nn import functional
 from . import torch_models
 from .batches import Batch
 from .contract import Emit, Plan, serve
+from .method_specs import MethodSpec
 from .run import Job, Run, train_all
 from .tasks import Task, read_data
 from .torch_methods import MOMENTUM, method_of
 from .torch_precision import DTYPES, Optimizer
-from .ways import Way
 
 _TOP = 10
 
@@ -58,11 +58,11 @@ class TorchRun(Run):
 
     def __init__(self, job: Job, spec: str) -> None:
         super().__init__(job, spec)
-        plan, way = job.plan, Way.parse(spec)
-        momentum = 0.0 if way.kind == "dgc" else MOMENTUM
+        plan, method = job.plan, MethodSpec.parse(spec)
+        momentum = 0.0 if method.kind == "dgc" else MOMENTUM
         self.model = torch_models.build(plan.model, job.data, plan.seed).to(DTYPES[plan.precision])
         self.optimizer = Optimizer(self.model, plan.precision, partial(_optimizer, task=self.task, momentum=momentum), self.task.clip)
-        self.method = method_of(way, plan, self.model, self.optimizer.inner, job.steps, self.ledger.exchanges)
+        self.method = method_of(method, plan, self.model, self.optimizer.inner, job.steps, self.ledger.exchanges)
         self.period = self.method.period
 
     def warm_up(self) -> None:
@@ -105,12 +105,15 @@ class TorchRun(Run):
         return functional.cross_entropy(scores, batch[-1])
 
     @torch.no_grad()
-    def quality(self) -> float:
-        """With the same parameters, and the buffers of rank 0, in all models."""
+    def agree(self) -> None:
+        """Give all models the same parameters, and the buffers of rank 0."""
         cost, seconds = self.method.agree()
         self.ledger.add(seconds, 0.0, cost)
         for buffer in self.model.buffers():
             dist.broadcast(buffer, 0)
+
+    @torch.no_grad()
+    def quality(self) -> float:
         self.model.eval()
         quality = super().quality()
         self.model.train()
@@ -121,8 +124,9 @@ class TorchRun(Run):
         if self.task.kind == "ranking":
             users, items = tensors
             scores = self.model(users[:, None].expand_as(items), items)
-            return float(((scores[:, 1:] >= scores[:, :1]).sum(1) < _TOP).sum())
-        scores = self.model(tensors[0])
+            not_below = ~(scores[:, 1:] < scores[:, :1])  # also where a score is NaN: a broken model has nothing right
+            return float((not_below.sum(1) < _TOP).sum())
+        scores = self.model(tensors[0]).float()
         if self.task.kind == "text":
             return float(functional.cross_entropy(scores.flatten(0, 1), tensors[1].flatten())) * len(scores)
         return float((scores.argmax(1) == tensors[1]).sum())

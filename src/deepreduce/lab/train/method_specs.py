@@ -1,4 +1,4 @@
-"""The ways to train that a plan names: what is exchanged, how often, and by which codec."""
+"""The methods of training that a plan names: what is exchanged, how often, and by which codec."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 
 from ...errors import ConfigError
 from ...pipeline import parse
+from ...step.schedule import Schedule
 
 Kind = Literal["gradients", "dgc", "local"]
 
@@ -19,15 +20,15 @@ _OUTER_FROM = 10  # with fewer steps between syncs its momentum adds to that of 
 
 
 @dataclass(frozen=True)
-class Way:
+class MethodSpec:
     """One run of a plan. `steps` are those of the warm-up or between syncs, `outer` is the rate and the Nesterov momentum.
 
     As text: the codec alone for gradients, else the method before it. Ten and more local steps of codecs that keep all values have an
     outer optimizer unless it is given, others none.
 
-    >>> Way.parse("local:10 none/all/lloyd:2")
-    Way(kind='local', spec='none/all/lloyd:2', steps=10, outer=(0.7, 0.6))
-    >>> Way.parse("updates topr:0.01/rice/qsgd").outer is None
+    >>> MethodSpec.parse("local:10 none/all/lloyd:2")
+    MethodSpec(kind='local', spec='none/all/lloyd:2', steps=10, outer=(0.7, 0.6))
+    >>> MethodSpec.parse("updates topr:0.01/rice/qsgd").outer is None
     True
     """
 
@@ -37,8 +38,8 @@ class Way:
     outer: tuple[float, float] | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Way:
-        """Return the way that a text of a plan names."""
+    def parse(cls, text: str) -> MethodSpec:
+        """Return what a text of a plan names."""
         method, _, spec = text.rpartition(" ")
         name, _, rest = method.partition(":")
         first, *pairs = rest.split(",")
@@ -56,15 +57,24 @@ class Way:
             raise ConfigError(f"a method is {METHODS}; got {method!r}") from error
         raise ConfigError(f"a method is {METHODS}; got {method!r}")
 
+    def check(self, precision: str, memory: str) -> None:
+        """Raise `ConfigError` where there is no such run in this precision, with this memory."""
+        if self.kind == "local" and precision != "fp32":
+            raise ConfigError(f"updates and local steps train in fp32, got {precision}")
+        if self.kind == "dgc" and memory == "none":
+            raise ConfigError("dgc keeps its momentum in the residual memory, got memory none")
+        if self.kind == "dgc":
+            Schedule(self.spec, self.steps)
 
-def way_text(method: str, spec: str) -> str:
+
+def method_text(method: str, spec: str) -> str:
     """Return the text of a codec by a method; dense is dense by any.
 
-    >>> way_text("gradients", "topr:0.01/rice/qsgd"), way_text("local:30", "topr:0.01/rice/qsgd"), way_text("updates", "dense")
+    >>> method_text("gradients", "topr:0.01/rice/qsgd"), method_text("local:30", "topr:0.01/rice/qsgd"), method_text("updates", "dense")
     ('topr:0.01/rice/qsgd', 'local:30 topr:0.01/rice/qsgd', 'dense')
     """
     text = spec if method == "gradients" or spec == "dense" else f"{method} {spec}"
-    Way.parse(text)
+    MethodSpec.parse(text)
     return text
 
 
