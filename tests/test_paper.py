@@ -4,6 +4,7 @@ import csv
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,13 +16,14 @@ from deepreduce.lab.paper.experiment import FAILS, HOLDS, UNTOLD
 from deepreduce.lab.paper.markdown import write_markdown
 from deepreduce.lab.paper.page import paper_page
 from deepreduce.lab.paper.results import write
-from deepreduce.lab.paper.scales import FULL, SCALES, SMALL
-from deepreduce.lab.paper.store import RunStore
+from deepreduce.lab.paper.scales import FULL, MEDIUM, SCALES, SMALL
+from deepreduce.lab.paper.store import RunStore, StoredRun
 from deepreduce.lab.report.provenance import provenance
 from deepreduce.lab.train.contract import Plan, RunRecord
 from deepreduce.lab.train.failures import DataError
 
 NAMES = {"figure6", "figure7", "figure8", "figure9", "figure10", "figure11", "figure15", "table1", "table2", "table3"}
+EARLIER = {"commit": "c03072065827", "machine": "another machine", "versions": {}, "time": "2026-11-18T01:08:30+00:00", "data": "/old"}
 PLAN = Plan("digits", "mlp", ("dense",), workers=2, batch=32, steps=10, evaluations=2, learning_rate=0.1)
 
 
@@ -95,7 +97,8 @@ def finished():
         runs = {}
         for number, (method, plan) in enumerate(experiment.runs(SMALL).items()):
             volume = 1.0 if plan.specs == ("dense",) else 0.01 + number / 1000
-            runs[method] = record(plan.specs[0], 0.9 - number / 1000, volume, seconds=1 + number % 3)
+            run = record(plan.specs[0], 0.9 - number / 1000, volume, seconds=1 + number % 3)
+            runs[method] = StoredRun(run, EARLIER if experiment.name == "figure7" else provenance())
         done.append(Done(experiment, runs, experiment.measure(SMALL)))
     return done
 
@@ -132,6 +135,23 @@ def test_the_report_has_everything(finished, tmp_path):
     assert all(row["spec"] and row["machine"] for row in rows if row["experiment"] != "table1")
 
 
+def test_stored_runs_are_published_with_the_origin_they_were_stored_with(finished, tmp_path):
+    shown, today = shown_of(finished), provenance()
+    write(tmp_path, "small", finished, shown, today)
+    rows = list(csv.DictReader((tmp_path / "paper.csv").read_text().splitlines()))
+    origins = {row["experiment"]: [row[key] for key in ("commit", "machine", "time", "data")] for row in rows}
+    assert origins["figure7"] == ["c03072065827", "another machine", "2026-11-18T01:08:30+00:00", "/old"]
+    assert origins["figure8"][:2] == [today["commit"], today["machine"]]
+    runs = json.loads((tmp_path / "paper.json").read_text())["experiments"]["figure7"]["runs"]
+    assert all(run["provenance"] == EARLIER for run in runs.values())
+    write_markdown(tmp_path, SMALL, finished, shown, today)
+    earlier = "Some runs were trained earlier: commit c03072065827, 2026-11-18, another machine."
+    assert earlier in (tmp_path / "paper.md").read_text()
+    assert earlier in paper_page(SMALL, finished, shown, today)
+    others = [each for each in finished if each.experiment.name != "figure7"]
+    assert "trained earlier" not in paper_page(SMALL, others, shown, today)
+
+
 def test_what_was_left_out_stands_in_the_report_with_its_reason():
     done = [Done(EXPERIMENTS["figure6"], left_out="no CIFAR-10 in there")]
     assert paper_page(SMALL, done, {}, provenance()).count("no CIFAR-10 in there") == 2
@@ -161,6 +181,18 @@ def test_bytes_decide_at_any_scale():
 def test_there_is_no_accuracy_without_imagenet():
     found = findings("figure9", lambda method: {"note": "images made: quality means nothing"})
     assert [finding.verdict for claim, finding in found.items() if "balances" in claim] == [UNTOLD]
+    assert all(plan.evaluations == 0 for plan in EXPERIMENTS["figure9"].runs(MEDIUM).values())  # 40 steps are no training
+    found = findings("figure9", lambda method: {"quality": float("nan")}, MEDIUM)
+    assert [finding.verdict for finding in found.values()] == [UNTOLD]
+
+
+def test_there_are_no_hit_rates_without_movielens():
+    claim, note = "All methods reach virtually the same hit rate.", "interactions made: quality means nothing"
+    runs = {method: record(plan.specs[0], note=note) for method, plan in EXPERIMENTS["table2"].runs(FULL).items()}
+    result = EXPERIMENTS["table2"].show(FULL, runs, EXPERIMENTS["table2"].measure(FULL))
+    assert [finding.verdict for finding in result.findings if finding.claim == claim] == [UNTOLD]
+    assert "Interactions made: quality means nothing." in result.notes
+    assert {row[-2] for row in result.rows} == {"–"}
 
 
 def test_figure_11_compares_whole_iterations():
@@ -179,13 +211,26 @@ def test_figure_11_compares_whole_iterations():
 def test_records_come_back_by_their_settings(tmp_path):
     store = RunStore(tmp_path)
     kept = replace(record("dense"), quality=float("nan"))
-    store.save(PLAN, kept, provenance())
-    back = RunStore(tmp_path).load(PLAN)
+    store.save(PLAN, kept, EARLIER)
+    back, origin = RunStore(tmp_path).load(PLAN)
+    assert origin == EARLIER | {"data": None}
     assert back.quality != back.quality
     assert replace(back, quality=0, curve=[]) == replace(kept, quality=0, curve=[])
     assert store.load(replace(PLAN, steps=11)) is None
     assert store.load(replace(PLAN, specs=("topr:0.01/raw/raw",))) is None
     assert store.load(replace(PLAN, data="elsewhere")) is None
+
+
+def test_a_run_is_found_wherever_its_data_lies_now(tmp_path):
+    store = RunStore(tmp_path)
+    store.save(replace(PLAN, data="/old"), record("dense"), provenance())
+    assert store.load(replace(PLAN, data="/new")).origin["data"] == "/old"
+
+
+def test_runs_of_earlier_versions_are_found(tmp_path):
+    plan = replace(EXPERIMENTS["figure7"].runs(SMALL)["BF-P2"], data="/data")
+    RunStore(tmp_path).save(plan, record("dense"), provenance())
+    assert [path.name for path in tmp_path.iterdir()] == ["cifar10-resnet20-93a53c8ceafa857a.json"]
 
 
 @pytest.fixture
@@ -264,6 +309,11 @@ def test_wrong_names_are_told(capsys):
     assert "figure10, figure11" in capsys.readouterr().err
     assert main(["paper", "figure6", "--scale", "tiny"]) == 2
     assert "small, medium, full" in capsys.readouterr().err
+
+
+def test_the_listed_minutes_add_up_to_what_the_documentation_says():
+    measured = re.search(r"`small` .* (\d+) minutes in all", (Path(__file__).parents[1] / "docs" / "paper.md").read_text())
+    assert sum(experiment.minutes["small"] for experiment in EXPERIMENTS.values()) == int(measured[1])
 
 
 def test_list_names_all(capsys):

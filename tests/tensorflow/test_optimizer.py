@@ -9,9 +9,13 @@ import tensorflow as tf
 
 import deepreduce as dr
 from deepreduce.step.frame import Exchange, Failure, open_frames, seal
+from deepreduce.step.policy import policy_of
+from deepreduce.step.reducer import Reducer
 from deepreduce.step.worker import Worker
-from deepreduce.tensorflow import DistributedOptimizer, PeerError, Sharded, private
+from deepreduce.tensorflow import AllGather, DistributedOptimizer, PeerError, Sharded, private
+from deepreduce.tensorflow.host import HostSteps
 from deepreduce.tensorflow.transport import Crossing, Replicas, from_words, to_words
+from deepreduce.tensorflow.views import Slot
 
 from .jobs import batches, compressed, flat, network, sgd
 
@@ -107,6 +111,28 @@ def test_names_survive_the_loading_of_a_model(tmp_path):
         network(compressed(SPEC, parameter_names=["w"])).fit(batches(count=1), verbose=0, shuffle=False)
 
 
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3)])
+def test_variables_of_one_name_have_residuals_of_their_own(sizes):
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), "topr:1/raw/raw", small_tensor_numel=0)
+    one, other = (tf.Variable(tf.zeros(size)) for size in sizes)
+    assert one.name == other.name
+    gradients = [tf.constant(([3.0, 2.0, 0.0])[: sizes[0]]), tf.constant(([30.0, 20.0, 0.0])[: sizes[1]])]
+    for _ in range(2):
+        optimizer.apply(list(gradients), [one, other])
+    np.testing.assert_array_equal(one.numpy()[:2], [-3, -4])
+    np.testing.assert_array_equal(other.numpy()[:2], [-30, -40])
+    assert list(optimizer.stats().last.parameters) == ["Variable:0", "Variable:0#2"]
+    again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+    again.build([one, other])
+    assert again.get_config() == optimizer.get_config()
+
+
+def test_given_names_are_all_different():
+    optimizer = DistributedOptimizer(sgd(), SPEC, parameter_names=["a", "b", "a"])
+    with pytest.raises(dr.ConfigError, match="a parameter name of its own, got 'a' 2 times"):
+        optimizer.build([keras.Variable(np.zeros(2)) for _ in range(3)])
+
+
 def test_a_policy_is_saved_too_if_it_is_one_of_ours():
     policy = dr.BySize(10, dr.parse("dense"), dr.parse("topr:1/raw/raw"))
     again = keras.optimizers.deserialize(keras.optimizers.serialize(DistributedOptimizer(sgd(), policy)))
@@ -186,6 +212,21 @@ def test_what_is_sent_of_an_embedding_stays_in_proportion_to_what_is_touched():
         sizes.append(optimizer.stats().last.message_bytes)
     assert max(sizes) < 1.2 * sizes[0]
     np.testing.assert_allclose(optimizer._residuals[0].numpy() - table.numpy(), total, atol=1e-4)  # nothing is lost
+
+
+def test_the_replicas_of_a_worker_are_counted_together():
+    steps = HostSteps(Reducer(policy_of("topr:1/raw/raw", 0), AllGather(), average=False), feedback=False, history=2)
+    slot = Slot("weight", (3,), np.dtype(np.float32), sliced=False, has_residual=False, has_owned=False)
+    for step in range(3):
+        frames = [steps.begin([slot], 2, step, rank, 1.0, np.float32([1, 2, 3]))[0] for rank in range(2)]
+        for rank in range(2):
+            np.testing.assert_array_equal(steps.finish(rank, np.concatenate(frames))[0], [0, 0, 6])
+    stats = steps.stats
+    assert [(each.step, each.dense_bytes) for each in stats.steps] == [(1, 24), (2, 24)]
+    assert stats.sent_bytes == 3 * stats.last.sent_bytes
+    assert stats.message_bytes == 3 * stats.last.message_bytes
+    assert stats.last.parameters["weight"].nnz == 2
+    assert stats.last.parameters["weight"].dense_bytes == 24
 
 
 def test_words_carry_frames_and_reasons():

@@ -1,5 +1,7 @@
 """`deepreduce train --framework tensorflow`: real workers, started by the launcher."""
 
+from math import isnan
+
 import pytest
 
 from deepreduce.lab.train.contract import Plan, RunRecord
@@ -18,5 +20,7 @@ def test_digits_by_two_workers():
     assert sparse.replicas_identical
     assert dense.message_bytes == dense.bytes_sent == dense.bytes_dense == sparse.bytes_dense == 8 * 4 * 151306
     assert sparse.bytes_dense / sparse.bytes_sent > 50
+    assert isnan(dense.seconds["communication"])  # the all-reduce of Keras does not tell
+    assert sparse.seconds["communication"] > 0
     assert [point["step"] for point in sparse.curve] == [4, 8]
     assert dense.losses[0][1] == pytest.approx(sparse.losses[0][1])  # the same weights and the same first batch

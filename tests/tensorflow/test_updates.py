@@ -52,6 +52,15 @@ def test_what_was_not_sent_of_an_update_is_sent_later():
     assert again.get_config() == optimizer.get_config()
 
 
+def test_constraints_hold_for_what_the_mean_gives():
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), "topr:1/raw/raw", sends="updates", small_tensor_numel=0)
+    weight = keras.Variable(np.ones(2, np.float32))
+    weight.constraint = keras.constraints.NonNeg()
+    for gradient in ([3.0, 2.0], [0.0, 0.5]):  # the second step sends the residual of the first too: 1 + 0.5 in all
+        optimizer.apply([tf.constant(gradient)], [weight])
+    np.testing.assert_array_equal(weight.numpy(), [0, 0])
+
+
 def test_rows_of_an_embedding_are_updated():
     optimizer = DistributedOptimizer(keras.optimizers.SGD(1.0), "none/all/raw", sends="updates")
     table = keras.Variable(np.zeros((4, 2), np.float32))
@@ -64,6 +73,7 @@ def test_rows_of_an_embedding_are_updated():
     [
         (sgd, "weights", "'gradients' or 'updates'"),
         (lambda: keras.optimizers.LossScaleOptimizer(sgd()), "updates", "loss scale of its own"),
+        (lambda: keras.optimizers.SGD(0.1, use_ema=True), "updates", "average weights of its own"),
     ],
 )
 def test_wrong_settings_are_refused(inner, sends, why):

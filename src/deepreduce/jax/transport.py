@@ -135,9 +135,7 @@ def store() -> Any:
         from jax._src import distributed
 
         client = distributed.global_state.client
-        missing = [
-            name for name in ("key_value_set_bytes", "blocking_key_value_get_bytes", "key_value_delete") if not hasattr(client, name)
-        ]
+        missing = [name for name in _STORE_METHODS if not hasattr(client, name)]
     except (ImportError, AttributeError) as error:
         missing = [str(error)]
     if missing:

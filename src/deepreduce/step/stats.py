@@ -115,14 +115,17 @@ class StepStats:
         self.dense_bytes += dense_bytes
 
     def merge(self, bucket: StepStats) -> None:
-        """Add what something else cost: one bucket of this step, or one step of many."""
+        """Add what something else cost: one bucket or one replica of this step, or one step of many."""
         self.dense_bytes += bucket.dense_bytes
         self.message_bytes += bucket.message_bytes
         self.sent_bytes += bucket.sent_bytes
         self.encode_seconds += bucket.encode_seconds
         self.exchange_seconds += bucket.exchange_seconds
         self.decode_seconds += bucket.decode_seconds
-        self._counted |= bucket._counted
+        mine, other = self._counted, bucket._counted
+        self._counted = mine | other
+        for label in mine.keys() & other.keys():
+            self._counted[label] = tuple(map(add, mine[label], other[label]))
 
     def scalars(self) -> dict[str, float]:
         """The totals by name, for a log."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..step.reducer import Bucket, Memory, Reducer
 from ..step.residual import ResidualMemory
-from ..step.stats import Stats
+from ..step.stats import Stats, StepStats
 from ..step.transport import Transport
 from ..step.worker import Worker
 from ..tensor import Values
@@ -18,12 +18,12 @@ from .views import Slot, View
 
 
 class HostSteps:
-    """Runs a `Reducer` for every replica of this process; all that it keeps from one step to the next are the stats."""
+    """Runs a `Reducer` for every replica of this process; all that it keeps from one step to the next are their stats, summed."""
 
     def __init__(self, reducer: Reducer, feedback: bool, history: int) -> None:
         self.reducer, self.feedback, self.stats = reducer, feedback, Stats(history)
         self._workers: defaultdict[int, Worker] = defaultdict(lambda: Worker("deepreduce step"))
-        self._open: dict[int, Crossing[list[Values]]] = {}
+        self._open: dict[int, Crossing[tuple[list[Values], StepStats]]] = {}
 
     def begin(self, slots: Sequence[Slot], size: int, step: Any, rank: Any, scale: Any, *arrays: Values) -> list[Words]:
         """Start a step; return its first frame. `scale` is the loss scale that the gradients have and the residuals have not."""
@@ -31,7 +31,7 @@ class HostSteps:
         if number in self._open:
             self._open.pop(number).give_up()  # its graph was interrupted
 
-        def work(transport: Replicas) -> list[Values]:
+        def work(transport: Replicas) -> tuple[list[Values], StepStats]:
             return self._step([slot.take(left) for slot in slots], int(step), float(scale), transport)
 
         self._open[number] = Crossing(self._workers[number], Replicas(number, size), self.reducer.topology.rounds, work)
@@ -43,9 +43,11 @@ class HostSteps:
 
     def finish(self, rank: Any, gathered: Words) -> list[Values]:
         """Take the frames of all replicas; return for each gradient its sum over all of them, and its residuals from now on."""
-        return self._open.pop(int(rank)).last(gathered)
+        arrays, cost = self._open.pop(int(rank)).last(gathered)
+        self.stats.add(cost, last=not self._open)  # all replicas have begun, and a graph makes these calls one after another
+        return arrays
 
-    def _step(self, views: Sequence[View], step: int, scale: float, transport: Transport) -> list[Values]:
+    def _step(self, views: Sequence[View], step: int, scale: float, transport: Transport) -> tuple[list[Values], StepStats]:
         memory = Memory(ResidualMemory(), ResidualMemory()) if self.feedback else Memory(None, None)
         for view in views:
             low, high = self.reducer.topology.owned_range(view.slot.name, prod(view.slot.shape), transport.rank, transport.size)
@@ -54,5 +56,4 @@ class HostSteps:
         bucket = Bucket([view.slot.name for view in views], [view.gradient for view in views], step)
         totals, cost = self.reducer.reduce(bucket, memory, transport)
         memory.rescale(1.0)
-        self.stats.add(cost)
-        return [array for view, total in zip(views, totals, strict=True) for array in view.results(total, memory)]
+        return [array for view, total in zip(views, totals, strict=True) for array in view.results(total, memory)], cost

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from typing import Any, Literal, Self
@@ -44,8 +45,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
       others are made here: they save no bytes.
     - `seed`: of all that is drawn at random. `history`: steps of which `stats()` keeps the details.
-    - `parameter_names`: for policies, errors, seeds and tables, in the order of the variables; default their paths. They are saved with the
-      model, as paths change when Keras loads it.
+    - `parameter_names`: for policies, errors, seeds and tables, in the order of the variables, all different; default their paths, numbered
+      where they repeat. They are saved with the model, as paths change when Keras loads it.
 
     >>> optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5), "topr:1/raw/raw", small_tensor_numel=0)
     >>> weight = keras.Variable([0.0, 0.0, 0.0])
@@ -75,6 +76,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise ConfigError(f"sends is 'gradients' or 'updates', got {sends!r}")
         if sends == "updates" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             raise ConfigError("each replica would have a loss scale of its own: a LossScaleOptimizer goes with sends='gradients'")
+        if sends == "updates" and getattr(optimizer, "use_ema", False):
+            raise ConfigError("each replica would average weights of its own: use_ema goes with sends='gradients'")
         seed = natural(seed, "a seed")
         super().__init__(learning_rate=0.0, name=name)
         reducer = Reducer(policy_of(spec, small_tensor_numel), topology_of(topology), seed, average=False)
@@ -114,7 +117,9 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         moved = zip(starts, variables, sent, strict=True)
         changes = [start - tf.identity(variable) if is_sent else None for start, variable, is_sent in moved]
         totals = zip(variables, starts, self._summed(changes, variables), strict=True)
-        changed = [(_native(variable), start - total / replicas) for variable, start, total in totals if total is not None]
+        changed = [
+            (_native(variable), _constrained(variable, start - total / replicas)) for variable, start, total in totals if total is not None
+        ]
         context.merge_call(_assign_all, args=(changed,))
 
     def _summed(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
@@ -142,9 +147,12 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     def build(self, variables: Sequence[Any]) -> None:
         """Make the variables: those of the optimizer inside, and the residuals of every parameter that is compressed."""
         if self._names is None:
-            self._names = [str(getattr(variable, "path", variable.name)) for variable in variables]
+            self._names = _numbered([str(getattr(variable, "path", variable.name)) for variable in variables])
         if len(self._names) != len(variables):
             raise ConfigError(f"{len(self._names)} parameter names were given for {len(variables)} variables")
+        if len(set(self._names)) < len(self._names):
+            repeated, count = Counter(self._names).most_common(1)[0]
+            raise ConfigError(f"each variable needs a parameter name of its own, got {repeated!r} {count} times")
         self.inner_optimizer.build(variables)
         super().build(variables)
         named = list(zip(variables, self._names, strict=True))
@@ -211,6 +219,20 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         return cls(**config | given)
 
 
+def _numbered(paths: Sequence[str]) -> list[str]:
+    """Return the paths with a number where one repeats: Keras does not make them unique.
+
+    >>> _numbered(["block/kernel", "block/bias", "block/kernel"])
+    ['block/kernel', 'block/bias', 'block/kernel#2']
+    """
+    counts: Counter[str] = Counter()
+    names = []
+    for path in paths:
+        counts[path] += 1
+        names.append(path if counts[path] == 1 else f"{path}#{counts[path]}")
+    return names
+
+
 def _is_always_dense(policy: Policy | ByStep, shape: Shape) -> bool:
     """Whether a parameter can have no residual. Policies other than `BySize` may change their mind from step to step."""
     like = SparseSource(SparseTensor([], np.empty(0, np.float32), shape))
@@ -226,6 +248,11 @@ def _scaled(gradient: Any, factor: int) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
+
+
+def _constrained(variable: Any, value: Any) -> Any:
+    """Return the value as the constraint of the variable wants it."""
+    return value if variable.constraint is None else variable.constraint(value)
 
 
 def _native(variable: Any) -> Any:

@@ -73,8 +73,8 @@ class View:
         rows = np.union1d(self.gradient.indices // width, after.indices // width)
         changed = residual[rows]
         flat = changed.reshape(-1)
-        flat[_places(self.gradient.indices, rows, width)] = 0
-        flat[_places(after.indices, rows, width)] += after.values
+        flat[_offsets(self.gradient.indices, rows, width)] = 0
+        flat[_offsets(after.indices, rows, width)] += after.values
         return [rows, changed]
 
     def _kept_owned(self, owned: Values, after: Any) -> Values:
@@ -112,7 +112,7 @@ def slices(tensor: SparseTensor, dtype: np.dtype[Any]) -> list[Values]:
     width = _width(tensor.shape)
     rows = np.unique(tensor.indices // width)
     values = np.zeros((rows.size, *tensor.shape[1:]), dtype)
-    values.reshape(-1)[_places(tensor.indices, rows, width)] = HOST.narrow(tensor.values, dtype)
+    values.reshape(-1)[_offsets(tensor.indices, rows, width)] = HOST.narrow(tensor.values, dtype)
     return [rows, values]
 
 
@@ -120,10 +120,10 @@ def _width(shape: Shape) -> int:
     return max(1, prod(shape[1:]))
 
 
-def _places(positions: Positions, rows: Positions, width: int) -> Positions:
-    """Where positions lie among these rows alone."""
-    places: Positions = np.searchsorted(rows, positions // width) * width + positions % width
-    return places
+def _offsets(positions: Positions, rows: Positions, width: int) -> Positions:
+    """Return the positions in an array that has these rows only."""
+    offsets: Positions = np.searchsorted(rows, positions // width) * width + positions % width
+    return offsets
 
 
 def _sparse(flat: Values) -> SparseTensor:

@@ -15,8 +15,8 @@ from .applying import apply_one, check_whole_numel, whole_tensors
 from .checking import State, check_chain, entries, state_of
 from .comparing import Comparison, MemorySink, Origin
 from .kinds import Array, Shape, steps_of
-from .lanes import default_threads
 from .opened import Patch, Patched
+from .pool import default_threads
 from .portable import index_codec
 from .records import Action, Changes, Piece, pieces
 from .sources import NamedArrays, TensorSource

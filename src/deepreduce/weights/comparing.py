@@ -17,7 +17,7 @@ from ..errors import InputError
 from . import conditional, portable
 from .digests import BLOCK_BYTES, CHECK_BYTES, Entry, PairHasher, hasher, model_digest
 from .kinds import Array, Kind, joined
-from .lanes import Lanes
+from .pool import OrderedPool
 from .records import GROUP, MARK_BYTES, MAX_HISTORY, Action, Changes, Header, TensorRecord, fits, piece_size, pieces
 from .sources import Progress, TensorSource, silent
 from .symbols import write_planes
@@ -98,7 +98,7 @@ class Comparison:
     def run(self, origin: Origin) -> Header:
         """Compare all tensors; returns the header. `InputError` where the old weights are not what `origin` says."""
         old_names, new_names = set(self.old.names), set(self.new.names)
-        with Lanes(self.threads, self._deliver) as self._lanes:
+        with OrderedPool(self.threads, self._deliver) as self._pool:
             for name in self.new.names:
                 if name in old_names and self.old.describe(name) == self.new.describe(name):
                     self._compare(name)
@@ -149,7 +149,7 @@ class Comparison:
         if self._together and not self._fits(record):
             self._close_group()
         for _ in range(equal):
-            self._lanes.run(bytes)
+            self._pool.run(bytes)
 
     def _fits(self, record: TensorRecord) -> bool:
         return fits(self.records[self._together[0][0].tensor], self._together_numel, record)
@@ -164,7 +164,7 @@ class Comparison:
     def _close_group(self) -> None:
         if self._together:
             kind = self.records[self._together[0][0].tensor].kind
-            self._lanes.run(partial(encode_group, self._together, kind, self.codec, self._old))
+            self._pool.run(partial(encode_group, self._together, kind, self.codec, self._old))
             self._together, self._old, self._together_numel = [], [], 0
 
     def _deliver(self, section: bytes) -> None:

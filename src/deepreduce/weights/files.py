@@ -21,8 +21,8 @@ from .comparing import Comparison, Origin
 from .digests import hasher, model_digest
 from .folding import fold_into
 from .kinds import Array, Kind, Shape
-from .lanes import default_threads
 from .opened import Patch
+from .pool import default_threads
 from .records import Header
 from .sources import Progress, TensorSource, numel_of, silent
 

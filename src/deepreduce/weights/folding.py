@@ -17,8 +17,8 @@ from .applying import check_whole_numel
 from .checking import check_base, check_chain, entries
 from .comparing import Comparison, MemorySink, Origin, Sink, encode_group
 from .kinds import Array, Kind, steps_of
-from .lanes import default_threads
 from .opened import Patch
+from .pool import default_threads
 from .records import Action, Header, Piece, TensorRecord, groups, pieces
 from .sources import NamedArrays, Progress, TensorSource, numel_of, silent
 from .symbols import write_planes

@@ -15,7 +15,7 @@ from ..train.links import check_links
 from ..train.tasks import read_data
 from .experiment import Experiment, Measurements, Runs
 from .scales import Scale
-from .store import RunStore
+from .store import RunStore, StoredRun
 
 Say = Callable[[str], None]
 Listen = Callable[[Event], None]
@@ -29,9 +29,14 @@ class Done:
     """An experiment with all its runs and measurements, or the reason why it was left out."""
 
     experiment: Experiment
-    runs: Runs = field(default_factory=dict)
+    stored: Mapping[str, StoredRun] = field(default_factory=dict)
     measurements: Measurements = field(default_factory=dict)
     left_out: str = ""
+
+    @property
+    def runs(self) -> Runs:
+        """The records, by the name of the method."""
+        return {method: run.record for method, run in self.stored.items()}
 
 
 class Conductor:
@@ -66,8 +71,8 @@ class Conductor:
             reason = str(error)
             self._say(f"{experiment.name}: failed: {reason}")
             return Done(experiment, left_out=f"it failed: {reason.splitlines()[-1]}")
-        records = {method: self._store.load(plan) for method, plan in plans.items()}
-        return Done(experiment, {method: record for method, record in records.items() if record}, experiment.measure(self._scale))
+        stored = {method: self._store.load(plan) for method, plan in plans.items()}
+        return Done(experiment, {method: run for method, run in stored.items() if run}, experiment.measure(self._scale))
 
     def _with_data(self, plan: Plan) -> Plan:
         if self._data is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isnan
 from typing import Any, Literal
 
 from ..train.contract import Plan, RunRecord
@@ -51,7 +52,10 @@ def nothing_to_measure(scale: Scale) -> Measurements:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One figure or table. `runs` are plans of one spec each, by the paper's name of the method; `minutes` is the time on two cores."""
+    """One figure or table. `runs` are plans of one spec each, by the paper's name of the method.
+
+    `minutes` is the time on two cores of what an experiment does not share with those before it in the catalogue.
+    """
 
     name: str
     title: str
@@ -81,6 +85,11 @@ def decided(true: bool) -> Verdict:
     return HOLDS if true else FAILS
 
 
+def is_rated(run: RunRecord) -> bool:
+    """Return whether the quality of a run means something: it was measured, and on recorded data."""
+    return not run.data_note and not isnan(run.quality)
+
+
 def as_good(scale: Scale, quality: float, reference: float) -> bool:
     """Return whether a quality is no more than the margin below another."""
     return quality >= reference - scale.margin
@@ -98,8 +107,3 @@ def sentence(note: str) -> str:
     ('Made on the fly.', '')
     """
     return f"{note[0].upper()}{note[1:]}." if note else ""
-
-
-def percent(share: float) -> str:
-    """Return a quality as people read it."""
-    return f"{100 * share:.1f}%"

@@ -93,7 +93,7 @@ EXPERIMENT = Experiment(
     "figure10",
     "Volume and time of every method on the top 1% of one gradient (36,864 elements)",
     "6.4",
-    {"small": 1, "medium": 2, "full": 5},
+    {"small": 0.5, "medium": 2, "full": 5},
     show,
     measure=measurements,
 )

@@ -110,7 +110,7 @@ EXPERIMENT = Experiment(
     "figure11",
     "Time of one iteration by bandwidth and precision, NCF with 31,832,577 parameters",
     "6.4",
-    {"small": 8, "medium": 40, "full": 600},
+    {"small": 21, "medium": 40, "full": 600},
     show,
     runs,
     needs=("links",),

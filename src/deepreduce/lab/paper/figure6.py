@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from ..report.charts import Line
+from ..report.quantity import in_percent
 from ..train.contract import Plan
 from . import printed
 from .drawings import panels
-from .experiment import Experiment, Finding, Measurements, Result, Runs, as_good, decided, percent, told
+from .experiment import Experiment, Finding, Measurements, Result, Runs, as_good, decided, told
 from .scales import Scale, planned
 
 POLICIES = ("p0", "p1", "p2")
@@ -41,7 +42,7 @@ def runs(scale: Scale) -> Mapping[str, Plan]:
 
 def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
     """Draw the three panels, accuracy above volume, and judge what section 6.1 says of them."""
-    rows = [[method, record.spec, percent(record.quality), f"{record.relative_volume:.4f}"] for method, record in found.items()]
+    rows = [[method, record.spec, in_percent(record.quality), f"{record.relative_volume:.4f}"] for method, record in found.items()]
     findings = [_p0_accuracy(scale, found), _p0_volume(scale, found), _p1(scale, found), _p2(scale, found)]
     return Result(("method", "spec", "accuracy", "relative volume"), rows, findings, [("Accuracy and volume by FPR", _chart(scale, found))])
 
@@ -71,7 +72,7 @@ def _p0_accuracy(scale: Scale, found: Runs) -> Finding:
         qualities = _qualities(scale, found, "p0", each)
         spreads.append(max(qualities) - min(qualities))
         worst.append(as_good(scale, min(qualities), found[each].quality))
-    evidence = f"BF-P0 spans {percent(spreads[0])} on Top-r and {percent(spreads[1])} on Rand-r over all rates"
+    evidence = f"BF-P0 spans {in_percent(spreads[0])} on Top-r and {in_percent(spreads[1])} on Rand-r over all rates"
     return Finding("With BF-P0, accuracy is only marginally affected by FPR.", "6.1", told(scale, all(worst)), f"{evidence}.")
 
 
@@ -106,7 +107,7 @@ def _p1(scale: Scale, found: Runs) -> Finding:
     drop = narrow.quality - wide.quality
     evidence = (
         f"FPR {scale.fprs[-1]:g} to {scale.fprs[0]:g}: volume {narrow.relative_volume:.4f} to {wide.relative_volume:.4f}, "
-        f"accuracy {percent(narrow.quality)} to {percent(wide.quality)}"
+        f"accuracy {in_percent(narrow.quality)} to {in_percent(wide.quality)}"
     )
     verdict = told(scale, drop > scale.margin) if less else decided(False)
     return Finding("With BF-P1, volume falls when FPR grows, and accuracy with it.", "6.1", verdict, f"{evidence}.")
@@ -117,11 +118,16 @@ def _p2(scale: Scale, found: Runs) -> Finding:
     wide = name("p0", "Top-r", scale.fprs[0]), name("p2", "Top-r", scale.fprs[0])
     less = found[wide[1]].relative_volume < found[wide[0]].relative_volume
     better = p2[0] > p1[0] and as_good(scale, min(p2), min(p0))
-    evidence = f"at FPR {scale.fprs[0]:g}: BF-P0 {percent(p0[0])}, BF-P1 {percent(p1[0])}, BF-P2 {percent(p2[0])}"
+    evidence = f"at FPR {scale.fprs[0]:g}: BF-P0 {in_percent(p0[0])}, BF-P1 {in_percent(p1[0])}, BF-P2 {in_percent(p2[0])}"
     claim = "BF-P2 combines the accuracy of BF-P0 with the volume of BF-P1."
     return Finding(claim, "6.1", told(scale, better) if less else decided(False), f"{evidence}.")
 
 
 EXPERIMENT = Experiment(
-    "figure6", "Effect of the false positive rate, ResNet-20 on CIFAR-10", "6.1", {"small": 8, "medium": 270, "full": 120_000}, show, runs
+    "figure6",
+    "Effect of the false positive rate, ResNet-20 on CIFAR-10",
+    "6.1",
+    {"small": 13.5, "medium": 270, "full": 120_000},
+    show,
+    runs,
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..report.quantity import in_percent
 from ..report.training_page import quality_by_epochs
 from ..train.contract import Plan
 from . import printed
-from .experiment import Experiment, Finding, Measurements, Result, Runs, as_good, decided, mean_quality, percent, told
+from .experiment import Experiment, Finding, Measurements, Result, Runs, as_good, decided, mean_quality, told
 from .scales import Scale, planned
 
 POLICIES = ("p0", "p1", "p2")
@@ -24,7 +25,7 @@ def runs(scale: Scale) -> Mapping[str, Plan]:
 def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
     """Draw accuracy against epochs and judge what section 6.1 says of it."""
     columns = ("method", "accuracy at the end", "mean of all evaluations", "relative volume")
-    rows = [[method, percent(run.quality), percent(mean_quality(run)), f"{run.relative_volume:.4f}"] for method, run in found.items()]
+    rows = [[method, in_percent(run.quality), in_percent(mean_quality(run)), f"{run.relative_volume:.4f}"] for method, run in found.items()]
     chart = quality_by_epochs(list(found.values()), list(found))
     return Result(columns, rows, [_end(scale, found), _naive(scale, found), _speed(scale, found), _volume(found)], [("Convergence", chart)])
 
@@ -32,14 +33,14 @@ def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
 def _end(scale: Scale, found: Runs) -> Finding:
     policies = {f"BF-{policy.upper()}": found[f"BF-{policy.upper()}"].quality for policy in POLICIES}
     baseline = found["Baseline"].quality
-    evidence = f"baseline {percent(baseline)}; {', '.join(f'{method} {percent(quality)}' for method, quality in policies.items())}"
+    evidence = f"baseline {in_percent(baseline)}; {', '.join(f'{method} {in_percent(quality)}' for method, quality in policies.items())}"
     reached = all(as_good(scale, quality, baseline) for quality in policies.values())
     return Finding("All policies reach the accuracy of the baseline.", "6.1", told(scale, reached), f"{evidence}.")
 
 
 def _naive(scale: Scale, found: Runs) -> Finding:
     naive, others = found["BF-Naive"].quality, found["BF-P2"].quality
-    evidence = f"BF-Naive {percent(naive)}, BF-P2 {percent(others)}"
+    evidence = f"BF-Naive {in_percent(naive)}, BF-P2 {in_percent(others)}"
     return Finding(
         "The naive Bloom filter reaches a much lower accuracy.", "6.1", told(scale, naive < others - scale.margin), f"{evidence}."
     )
@@ -47,15 +48,15 @@ def _naive(scale: Scale, found: Runs) -> Finding:
 
 def _speed(scale: Scale, found: Runs) -> Finding:
     mine, plain = mean_quality(found["BF-P2"]), mean_quality(found["Top-r"])
-    evidence = f"mean accuracy of all evaluations: BF-P2 {percent(mine)}, plain Top-r {percent(plain)}"
+    evidence = f"mean accuracy of all evaluations: BF-P2 {in_percent(mine)}, plain Top-r {in_percent(plain)}"
     return Finding("BF-P2 converges faster than plain Top-r.", "6.1", told(scale, mine > plain + scale.margin / 2), f"{evidence}.")
 
 
 def _volume(found: Runs) -> Finding:
     saving = 1 - found["BF-P2"].relative_volume / found["Top-r"].relative_volume
     evidence = (
-        f"{percent(saving)} less at FPR 0.001, printed {percent(printed.P2_SAVING.value)}. A filter of 14.4 bits per key for 32 saves "
-        "27.5% at most; 33% takes 10.9 bits, an FPR of 0.005"
+        f"{in_percent(saving)} less at FPR 0.001, printed {in_percent(printed.P2_SAVING.value)}. A filter of 14.4 bits per key for 32 "
+        "saves 27.5% at most; 33% takes 10.9 bits, an FPR of 0.005"
     )
     claim = "BF-P2 sends 33% fewer data than plain Top-r."
     near = abs(saving - printed.P2_SAVING.value) < 0.03
@@ -66,7 +67,7 @@ EXPERIMENT = Experiment(
     "figure7",
     "Convergence of the Bloom filter policies, ResNet-20 on CIFAR-10",
     "6.1",
-    {"small": 3, "medium": 70, "full": 50_000},
+    {"small": 7, "medium": 70, "full": 50_000},
     show,
     runs,
 )

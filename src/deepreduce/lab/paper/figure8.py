@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..report.quantity import in_percent
 from ..report.training_page import quality_by_epochs
 from ..train.contract import Plan
 from . import printed
-from .experiment import Experiment, Finding, Measurements, Result, Runs, as_good, decided, mean_quality, percent, told
+from .experiment import Experiment, Finding, Measurements, Result, Runs, as_good, decided, mean_quality, told
 from .scales import Scale, planned
 
 SPECS = {
@@ -27,7 +28,7 @@ def runs(scale: Scale) -> Mapping[str, Plan]:
 def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
     """Draw accuracy against epochs and judge what section 6.2 says of it."""
     columns = ("method", "accuracy at the end", "mean of all evaluations", "relative volume")
-    rows = [[method, percent(run.quality), percent(mean_quality(run)), f"{run.relative_volume:.4f}"] for method, run in found.items()]
+    rows = [[method, in_percent(run.quality), in_percent(mean_quality(run)), f"{run.relative_volume:.4f}"] for method, run in found.items()]
     saved = {method: 1 - found[method].relative_volume / found["Top-r"].relative_volume for method in FITS}
     findings = [_end(scale, found), _speed(scale, found), *volumes(saved)]
     chart = quality_by_epochs(list(found.values()), list(found))
@@ -36,14 +37,14 @@ def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
 
 def _end(scale: Scale, found: Runs) -> Finding:
     baseline = found["Baseline"].quality
-    evidence = f"baseline {percent(baseline)}; {', '.join(f'{method} {percent(found[method].quality)}' for method in FITS)}"
+    evidence = f"baseline {in_percent(baseline)}; {', '.join(f'{method} {in_percent(found[method].quality)}' for method in FITS)}"
     reached = all(as_good(scale, found[method].quality, baseline) for method in FITS)
     return Finding("Both fits reach the accuracy of the baseline.", "6.2", told(scale, reached), f"{evidence}.")
 
 
 def _speed(scale: Scale, found: Runs) -> Finding:
     means = {method: mean_quality(run) for method, run in found.items()}
-    evidence = f"mean accuracy of all evaluations: {', '.join(f'{method} {percent(mean)}' for method, mean in means.items())}"
+    evidence = f"mean accuracy of all evaluations: {', '.join(f'{method} {in_percent(mean)}' for method, mean in means.items())}"
     faster = all(means[method] > means["Top-r"] + scale.margin / 2 for method in FITS)
     return Finding("Both fits converge in fewer steps than plain Top-r.", "6.2", told(scale, faster), f"{evidence}.")
 
@@ -51,7 +52,7 @@ def _speed(scale: Scale, found: Runs) -> Finding:
 def volumes(saved: Mapping[str, float]) -> list[Finding]:
     """Judge how much less than plain Top-r the fits send."""
     wanted = {"Fit-Poly": printed.FIT_POLY_SAVING, "Fit-DExp": printed.FIT_DEXP_SAVING}
-    evidence = ", ".join(f"{method} saves {percent(saved[method])} (printed {percent(wanted[method].value)})" for method in FITS)
+    evidence = ", ".join(f"{method} saves {in_percent(saved[method])} (printed {in_percent(wanted[method].value)})" for method in FITS)
     near = all(abs(saved[method] - wanted[method].value) < 0.1 for method in FITS)
     less = saved["Fit-DExp"] > saved["Fit-Poly"]
     return [

@@ -8,7 +8,7 @@ from typing import Any
 
 from .conduct import Done
 from .experiment import Result
-from .page import title_of
+from .page import earlier_runs, title_of, where
 from .scales import Scale
 
 FIGURES = "figures"
@@ -24,11 +24,13 @@ def write_markdown(folder: Path, scale: Scale, done: Sequence[Done], shown: Mapp
 
 
 def _parts(scale: Scale, done: Sequence[Done], shown: Mapping[str, Result], origin: Mapping[str, Any]) -> list[str]:
-    where = f"commit {origin['commit'] or 'unknown'}, {origin['time'][:10]}, {origin['machine']}"
+    lead = (
+        f"Written by `deepreduce paper ... --scale {scale.name}`: {where(origin)}. Qualities within {100 * scale.margin:g} points of each "
+        f"other count as equal. {earlier_runs(done, origin)}"
+    )
     parts = [
         f"# The paper's evaluation at scale `{scale.name}`",
-        f"Written by `deepreduce paper ... --scale {scale.name}`: {where}. Qualities within {100 * scale.margin:g} points of each other "
-        "count as equal.",
+        lead.strip(),
         table_of(("experiment", "claim", "verdict", "evidence"), _claims(done, shown)),
     ]
     for each in done:

@@ -17,7 +17,8 @@ def paper_page(scale: Scale, done: Sequence[Done], shown: Mapping[str, Result], 
     """Return the whole page."""
     lead = (
         f"The evaluation of the DeepReduce paper at scale {scale.name}. Qualities within {100 * scale.margin:g} points of each other count "
-        "as equal. The paper's curves are pictures: only numbers that it prints in text and tables stand beside ours."
+        "as equal. The paper's curves are pictures: only numbers that it prints in text and tables stand beside ours. "
+        f"{earlier_runs(done, origin)}"
     )
     sections = [section("All claims", _all_claims(done, shown)), *(_section(each, shown) for each in done)]
     return page("The paper's evaluation", lead, sections, origin)
@@ -48,6 +49,21 @@ def _section(done: Done, shown: Mapping[str, Result]) -> str:
         table(_CLAIMS, [_cells(finding) for finding in result.findings]),
         lead=f"Section {experiment.section} of the paper. {result.notes}",
     )
+
+
+def earlier_runs(done: Sequence[Done], origin: Mapping[str, Any]) -> str:
+    """Return a sentence that says when and where runs were trained that are not of this commit, day and machine."""
+    others = {where(run.origin) for each in done for run in each.stored.values()} - {where(origin)}
+    return f"Some runs were trained earlier: {'; '.join(sorted(others))}." if others else ""
+
+
+def where(origin: Mapping[str, Any]) -> str:
+    """Return the commit, the day and the machine of a run.
+
+    >>> where({"commit": "c03072065827", "time": "2026-11-18T01:08:30+00:00", "machine": "2 cores, Linux"})
+    'commit c03072065827, 2026-11-18, 2 cores, Linux'
+    """
+    return f"commit {origin['commit'] or 'unknown'}, {origin['time'][:10]}, {origin['machine']}"
 
 
 def title_of(name: str) -> str:

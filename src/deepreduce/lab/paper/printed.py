@@ -63,9 +63,6 @@ SKCOMPRESS_SLOWER_THAN_P0_QSGD = Printed(380, "6.3")
 SKCOMPRESS_SLOWER_THAN_QSGD = Printed(1000, "6.4")
 """Times of encoding and decoding over each other; the second is printed as three orders of magnitude."""
 
-NAIVE_KEY_SAVING = Printed(0.5, "1")
-"""How much smaller keys become by a Bloom filter."""
-
 PAPER_CODE_SECONDS = {
     "BF-P0": 5.1e-3,
     "RLE": 207e-3,

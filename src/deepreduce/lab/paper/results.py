@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from ..report.plain import plain
-from ..train.contract import RunRecord
 from .conduct import Done
 from .experiment import Result
+from .store import StoredRun
 
 _NUMBERS = ("quality", "best_quality", "relative_volume", "message_bytes", "gradient_bytes", "bytes_sent", "bytes_dense", "gradient_zeros")
 _PARTS = ("total", "forward_backward", "encode", "decode", "communication", "waiting")
 _TIMES = (*(f"seconds_{part}" for part in _PARTS), "encode_seconds", "decode_seconds")
 _SIZES = ("parameters", "steps", "steps_per_epoch", "numel", "nnz", "dense_bytes", "nbytes", "relative_error", "codec_error")
-_SOURCE = ("replicas_identical", "data_note", "commit", "machine", "time")
+_SOURCE = ("replicas_identical", "data_note", "data", "commit", "machine", "time")
 _COLUMNS = ("experiment", "method", "spec", "metric", *_NUMBERS, *_SIZES, *_TIMES, *_SOURCE)
 
 
 def as_json(scale: str, done: Sequence[Done], shown: Mapping[str, Result], origin: Mapping[str, Any]) -> dict[str, Any]:
-    """Return runs, measurements, tables and findings of all experiments; those left out with the reason."""
+    """Return runs with their origins, measurements, tables and findings of all experiments; those left out with the reason."""
     return {"scale": scale, "provenance": dict(origin), "experiments": {each.experiment.name: _one(each, shown) for each in done}}
 
 
@@ -36,7 +36,7 @@ def _one(done: Done, shown: Mapping[str, Result]) -> dict[str, Any]:
         "section": done.experiment.section,
         "findings": [asdict(finding) for finding in result.findings],
         "table": {"columns": list(result.columns), "rows": [list(row) for row in result.rows]},
-        "runs": {method: asdict(record) | {"relative_volume": record.relative_volume} for method, record in done.runs.items()},
+        "runs": {method: _numbers(run) | {"provenance": dict(run.origin)} for method, run in done.stored.items()},
         "measurements": {method: dict(numbers) for method, numbers in done.measurements.items()},
     }
 
@@ -49,12 +49,16 @@ def write(folder: Path, scale: str, done: Sequence[Done], shown: Mapping[str, Re
         writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore", restval="")
         writer.writeheader()
         for each in done:
-            for method, record in each.runs.items():
-                writer.writerow({"experiment": each.experiment.name, "method": method} | _flat(record) | dict(origin))
+            for method, run in each.stored.items():
+                writer.writerow({"experiment": each.experiment.name, "method": method} | _flat(run))
             for method, numbers in each.measurements.items():
                 writer.writerow({"experiment": each.experiment.name, "method": method} | dict(numbers) | dict(origin))
 
 
-def _flat(record: RunRecord) -> dict[str, Any]:
-    seconds = {f"seconds_{part}": value for part, value in record.seconds.items()}
-    return asdict(record) | seconds | {"relative_volume": record.relative_volume}
+def _numbers(run: StoredRun) -> dict[str, Any]:
+    return asdict(run.record) | {"relative_volume": run.record.relative_volume}
+
+
+def _flat(run: StoredRun) -> dict[str, Any]:
+    seconds = {f"seconds_{part}": value for part, value in run.record.seconds.items()}
+    return _numbers(run) | seconds | dict(run.origin)

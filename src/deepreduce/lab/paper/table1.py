@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..report.quantity import in_percent
 from ..train.contract import Plan
 from . import printed
-from .experiment import Experiment, Finding, Measurements, Result, Runs, decided, percent
+from .experiment import Experiment, Finding, Measurements, Result, Runs, decided
 from .scales import Scale, planned
 
 
@@ -37,8 +38,10 @@ def show(scale: Scale, found: Runs, measured: Measurements) -> Result:
     """Put the counts beside those of the paper."""
     rows = []
     for row in printed.TABLE_1:
-        quality = percent(found[row.model].best_quality) if row.model in found else "–"
-        rows.append([row.model, row.data, f"{measured[row.model]['parameters']:,}", f"{row.parameters:,}", quality, percent(row.baseline)])
+        quality = in_percent(found[row.model].best_quality) if row.model in found else "–"
+        rows.append(
+            [row.model, row.data, f"{measured[row.model]['parameters']:,}", f"{row.parameters:,}", quality, in_percent(row.baseline)]
+        )
     columns = ("model", "data", "parameters", "parameters, paper", "baseline", "baseline, paper")
     return Result(columns, rows, [_finding(row, measured) for row in printed.TABLE_1])
 

@@ -12,13 +12,13 @@ from ..cores import usable_cores
 T = TypeVar("T")
 
 
-class Lanes(Generic[T]):
+class OrderedPool(Generic[T]):
     """Runs jobs in `threads` threads, a few ahead, and gives their results to `deliver` in the order of the jobs; here if `threads` is 1.
 
     >>> done = []
-    >>> with Lanes(2, done.append) as lanes:
+    >>> with OrderedPool(2, done.append) as pool:
     ...     for n in range(5):
-    ...         lanes.run(lambda n=n: n * n)
+    ...         pool.run(lambda n=n: n * n)
     >>> done
     [0, 1, 4, 9, 16]
     """
@@ -37,7 +37,7 @@ class Lanes(Generic[T]):
         while len(self._waiting) > self._threads + 1:
             self._deliver(self._waiting.popleft().result())
 
-    def __enter__(self) -> Lanes[T]:
+    def __enter__(self) -> OrderedPool[T]:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
