@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce import weights
+from deepreduce import kernels, weights
+from deepreduce.cli import warm
 from deepreduce.cli.main import main
 from deepreduce.cli.training import DEMO_CODECS
 from deepreduce.lab.data import load
@@ -181,6 +182,13 @@ def test_help_has_an_example(arguments, capsys):
 def test_warmup_compiles_what_a_spec_needs(capsys):
     assert run("warmup", "--codec", "topr:0.1/bitmap/fp16") == 0
     assert "compiled the kernels of 1 spec" in capsys.readouterr().out
+
+
+def test_warmup_compiles_the_selection_that_needs_no_sample(monkeypatch):
+    sizes, top = [], kernels.selection.top
+    monkeypatch.setattr(kernels.selection, "top", lambda bits, *rest: sizes.append(bits.size) or top(bits, *rest))
+    warm.compile_messages("topr:0.1/raw/raw", np.dtype(np.float32))
+    assert max(sizes) >= kernels.selection.SMALL
 
 
 def test_set_up_compiles_what_the_demo_needs():

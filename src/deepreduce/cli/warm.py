@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import pipeline, registry, specs
+from .. import kernels, pipeline, registry, specs
 from ..cores import usable_cores
 from ..tensor import FLOAT_DTYPES
 
@@ -73,11 +73,15 @@ def compile_spec(spec: str, dtypes: Sequence[str]) -> None:
 
 
 def compile_messages(spec: str, dtype: np.dtype[Any]) -> None:
-    """Encode and decode a small tensor, writable and not: each is a type of its own to the compiler."""
-    codec, array = pipeline.parse(spec), _gradient((8, 40), dtype)
-    pipeline.decode(codec.encode(array))
-    array.flags.writeable = False
-    codec.encode(array)
+    """Encode and decode a small tensor, and a large one whose largest elements no sample tells.
+
+    Writable and not: each is a type of its own to the compiler.
+    """
+    codec = pipeline.parse(spec)
+    for array in (_gradient((8, 40), dtype), np.ones(kernels.selection.SMALL, dtype)):
+        pipeline.decode(codec.encode(array))
+        array.flags.writeable = False
+        codec.encode(array)
 
 
 def compile_steps(spec: str, dtype: np.dtype[Any]) -> None:
