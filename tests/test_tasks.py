@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
 
@@ -259,6 +260,7 @@ def test_decoders_end_with_a_worker_that_is_killed():
         except subprocess.TimeoutExpired:
             os.kill(decoder, 9)
             raise
+    assert worker.returncode == -signal.SIGKILL
 
 
 def test_made_data_says_so_and_has_the_size_of_the_original():

@@ -1,7 +1,5 @@
 """Differences of weights are exact, small, and refused where they do not belong."""
 
-import sys
-from collections.abc import Callable
 from itertools import pairwise
 
 import ml_dtypes
@@ -16,6 +14,7 @@ from deepreduce.weights import envelope
 from deepreduce.weights.opened import Patch
 from deepreduce.weights.records import GROUP
 
+from .python_calls import python_calls
 from .weights_data import DTYPES, models, same_bits, trained
 
 MODES = pytest.mark.parametrize("mode", ["conditional", "portable"])
@@ -289,22 +288,6 @@ def test_shapes_that_no_reader_accepts_are_refused():
     header.tensors[0].shape = (0, 2**62, 2**62)
     with pytest.raises(dr.InputError, match="is empty, but its other sizes"):
         envelope.join(header, [])
-
-
-def python_calls(action: Callable[[], object]) -> int:
-    """How many Python functions an action calls in this thread."""
-    count = 0
-
-    def counted(frame: object, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    sys.setprofile(counted)
-    try:
-        action()
-    finally:
-        sys.setprofile(None)
-    return count
 
 
 @pytest.mark.parametrize("action", ["diff", "apply", "patches"])

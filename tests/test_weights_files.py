@@ -177,9 +177,12 @@ def test_a_fold_can_be_written_again(tmp_path, monkeypatch):
         np.savez(f"v{number}.npz", **tensors)
     for number in range(3):
         run("diff", f"v{number}.npz", f"v{number + 1}.npz", f"{number}.patch", "--portable")
+    written = []
     for _ in range(2):
         run("fold", "0.patch", "1.patch", "folded.patch")
         run("fold", "0.patch", "1.patch", "2.patch", "nothing.patch")  # its base is its result
+        written.append([Path(name).read_bytes() for name in ("folded.patch", "nothing.patch")])
+    assert written[0] == written[1]
 
 
 @pytest.mark.parametrize("write", [write_sharded, lambda path, tensors: np.savez(path, **tensors)], ids=["sharded", "npz"])

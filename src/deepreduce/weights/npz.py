@@ -22,7 +22,7 @@ from .sources import TensorSource
 _LONGEST_NAME_BYTES = 65_535 - len(".npy")
 _LEADS_OUT = re.compile(r"/|[A-Za-z]:/|(.*/)?\.\.(/|$)")
 _BF16 = np.dtype(ml_dtypes.bfloat16)
-_UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile, tokenize.TokenError)
+_UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile, tokenize.TokenError, SyntaxError)
 """What numpy and zipfile raise for files that are damaged, encrypted or forged."""
 
 
