@@ -252,3 +252,45 @@ def test_messages_are_encoded_together_and_decoded_together(topology, monkeypatc
         alone = dr.decode_many_sparse(message.blob).values()
         assert [tensor.values.tobytes() for tensor in together] == [tensor.values.tobytes() for tensor in alone]
         assert [tensor.indices.tolist() for tensor in together] == [tensor.indices.tolist() for tensor in alone]
+
+
+def two_tensors(spec):
+    """A codec, and the arguments of `encode_batch` for two gradients."""
+    codec = dr.parse(spec)
+    sources = [DenseSource(np.random.default_rng(n).standard_normal(400).astype(np.float32)) for n in range(2)]
+    return codec, ([codec] * 2, sources, [1, 2], ["a", "b"], [None] * 2)
+
+
+def test_an_error_of_a_batch_is_raised_where_each_tensor_alone_can_be_encoded(monkeypatch):
+    _, given = two_tensors("topr:0.1/rice/raw")
+
+    def broken(*arguments):
+        raise IndexError("only in a batch")
+
+    monkeypatch.setattr(dr.Rice, "encode_batch", broken)
+    with pytest.raises(IndexError, match="only in a batch"):
+        encode_batch(*given)
+
+
+def test_what_a_batch_refuses_is_refused_where_each_tensor_alone_can_be_decoded(monkeypatch):
+    _, given = two_tensors("topr:0.1/rice/raw")
+    records = encode_batch(*given)
+
+    def refuses(*arguments):
+        raise dr.CorruptError("only in a batch")
+
+    monkeypatch.setattr(dr.Rice, "decode_batch", refuses)
+    with pytest.raises(dr.CorruptError, match="only in a batch"):
+        decode_batch(records, [source.space for source in given[1]], ["a", "b"])
+
+
+@pytest.mark.parametrize(("value", "attached"), [("raw", 0), ("fitpoly", 2)])
+def test_orders_are_attached_alike_to_one_tensor_and_to_many(value, attached, monkeypatch):
+    codec, given = two_tensors(f"topr:0.1/raw/{value}")
+    attach, calls = dr.RawIndex.attach, []
+    monkeypatch.setattr(dr.RawIndex, "attach", lambda *arguments: calls.append(arguments[3]) or attach(*arguments))
+    together = [[bytes(part) for part in record.sections] for record in encode_batch(*given)]
+    assert len(calls) == attached
+    alone = [codec.record(source, seed) for source, seed in zip(given[1], given[2], strict=True)]
+    assert len(calls) == 2 * attached
+    assert together == [[bytes(part) for part in record.sections] for record in alone]

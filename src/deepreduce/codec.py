@@ -68,7 +68,7 @@ class Sparsifier(Codec, ABC):
 
     @abstractmethod
     def select(self, source: Source, seed: int) -> Support | Positions:
-        """The selected positions; the same for the same gradient and seed. The walk checks an array: it increases and has no duplicates."""
+        """The selected positions; the same for the same gradient and seed. An array must increase: that is checked."""
 
     def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
         """Return the selected positions of each gradient."""
@@ -106,9 +106,9 @@ class IndexCodec(Codec, ABC):
 
     @abstractmethod
     def decode(self, part: Reader, nnz: int, space: Space) -> Support | Positions:
-        """The `nnz` positions of the support: an array in any order, which the walk checks and sorts, or a `Support`, which it trusts.
+        """The `nnz` positions of the support: an array in any order, or a `Support`.
 
-        The walk also checks that `part` was read to its end.
+        The pipeline checks and sorts an array, and trusts a `Support`. It also checks that `part` was read to its end.
         """
 
     def encode_batch(
@@ -131,8 +131,8 @@ class IndexCodec(Codec, ABC):
             reader.expect_end()
         return decoded
 
-    def attach(self, index_part: Part, support: Support, order: Order | None, space: Space) -> tuple[Part, bytes]:
-        """The index and the order section, once the order of the values is known."""
+    def attach(self, index_part: Part, support: Support, order: Order, space: Space) -> tuple[Part, bytes]:
+        """The index and the order section, where the value codec has returned an order. Not called where it has returned None."""
         return index_part, reorder.encode(order)
 
     def max_bytes(self, nnz: int, space: Space) -> int:
@@ -166,7 +166,7 @@ class ValueCodec(Codec, ABC):
 
     @abstractmethod
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
-        """The `nnz` values in the order announced. The walk checks that `part` was read to its end."""
+        """The `nnz` values in the order announced. The pipeline checks that `part` was read to its end."""
 
     def encode_batch(self, values: Sequence[Values], seeds: Sequence[int]) -> list[tuple[ValueCodec, Part, Order | None]]:
         """Return the codec used for each array, its value section and its order."""

@@ -1,4 +1,4 @@
-"""The walk and its mirror.
+"""The pipeline: how a gradient becomes a message, step by step, and how a message becomes a gradient again.
 
 ::
 
@@ -23,7 +23,7 @@ from .indices.all import All
 from .layouts import codecs_of, layout_of
 from .message import DEFAULT_MAX_NUMEL, DEFAULT_MAX_TENSORS, Layout, Record
 from .parameters import shown
-from .reader import Reader
+from .reader import Part, Reader
 from .seeds import mix
 from .source import Source, Space, as_source
 from .tensor import Positions, SparseTensor, Support, Values, as_support
@@ -59,7 +59,7 @@ class DeepReduce:
 
     @property
     def stages(self) -> specs.Codecs:
-        """The three codecs, in the order of the walk."""
+        """The three codecs, in the order of the pipeline."""
         return self.sparsifier, self.index, self.value
 
     @cached_property
@@ -89,36 +89,34 @@ class DeepReduce:
         return encode_many(lambda name, source: self, gradients, seed)
 
     def record(self, source: Source, seed: int, selected: Support | None = None) -> Record:
-        """The walk: a gradient as part of a message. Nothing is selected where that was done before."""
+        """Encode a gradient as part of a message; with `selected`, at positions that were selected before."""
         if selected is None:
             selected = as_support(self.sparsifier.select(source, seed), source.numel)
         index = self.index.choose(selected, source.space)
-        encoded, announced = index.encode(selected, source.space, seed)
+        index_part, announced = index.encode(selected, source.space, seed)
         support = as_support(announced, source.numel)
         values = source.gather(support)
         value = self.value.choose(values)
-        value_part, order = value.encode(values, seed)
-        index_part, order_part = index.attach(encoded, support, order, source.space)
-        return Record(source.space.shape, source.dtype, support.nnz, self._layout(index, value), index_part, order_part, value_part)
+        return self._record(source, (index, index_part, support), (value, *value.encode(values, seed)))
 
     def records(self, sources: Sequence[Source], seeds: Sequence[int], selected: Sequence[Support] | None = None) -> list[Record]:
-        """The walk for many gradients of one dtype at once: the same records."""
-        spaces = list(map(_SPACE, sources))
+        """Encode many gradients of one dtype at once: the same records."""
         if selected is None:
             selected = self.sparsifier.select_batch(sources, seeds)
-        indexed = self.index.encode_batch(selected, spaces, seeds)
+        indexed = self.index.encode_batch(selected, list(map(_SPACE, sources)), seeds)
         coded = self.value.encode_batch([source.gather(support) for source, (_, _, support) in zip(sources, indexed, strict=True)], seeds)
-        records = []
-        for space, (index, index_part, support), (value, value_part, order) in zip(spaces, indexed, coded, strict=True):
-            order_part = b""
-            if order is not None:
-                index_part, order_part = index.attach(index_part, support, order, space)
-            layout = self._layout(index, value)
-            records.append(Record(space.shape, sources[0].dtype, support.nnz, layout, index_part, order_part, value_part))
-        return records
+        return list(map(self._record, sources, indexed, coded))
 
-    def _layout(self, index: IndexCodec, value: ValueCodec) -> Layout:
-        return self._own_layout if index is self.index and value is self.value else layout_of((self.sparsifier, index, value))
+    def _record(
+        self, source: Source, indexed: tuple[IndexCodec, Part, Support], coded: tuple[ValueCodec, Part, reorder.Order | None]
+    ) -> Record:
+        """Return the record of a gradient from its encoded positions and its encoded values."""
+        (index, index_part, support), (value, value_part, order), order_part = indexed, coded, b""
+        if order is not None:
+            index_part, order_part = index.attach(index_part, support, order, source.space)
+        own = index is self.index and value is self.value
+        layout = self._own_layout if own else layout_of((self.sparsifier, index, value))
+        return Record(source.space.shape, source.dtype, support.nnz, layout, index_part, order_part, value_part)
 
     @cached_property
     def _own_layout(self) -> Layout:
@@ -179,7 +177,7 @@ def _whole(number: object, what: str) -> int:
         raise InputError(f"{what} is a whole number, got {shown(number)}") from error
 
 
-# The mirror
+# Decoding
 
 
 def decode(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL) -> Values:
@@ -228,7 +226,7 @@ def decode_many_sparse(blob: Buffer, max_numel: int = DEFAULT_MAX_NUMEL, max_ten
 
 
 def restore(record: Record, space: Space | None = None) -> SparseTensor:
-    """The walk backwards, for one tensor. An adapter gives the space in which its device enumerates positions."""
+    """Decode one tensor of a message. An adapter gives the space in which its device enumerates positions."""
     space = Space(record.shape) if space is None else space
     _, index, value = codecs_of(record.layout)
     index_part, value_part = Reader(record.index_part), Reader(record.value_part)
@@ -299,12 +297,13 @@ def encode_batch(
         try:
             made = codec.records(list(map(sources.__getitem__, group)), list(map(seeds.__getitem__, group)), known)
             records.update(zip(group, made, strict=True))
-        except Exception:  # one by one, to find the gradient
-            for i in group:
+        except Exception:
+            for i in group:  # one by one, to find the gradient
                 try:
-                    records[i] = codec.record(sources[i], seeds[i], selected[i])
+                    codec.record(sources[i], seeds[i], selected[i])
                 except Exception as error:
                     raise_named(error, names[i])
+            raise
     return list(map(records.__getitem__, range(len(codecs))))
 
 
@@ -327,17 +326,18 @@ def decode_batch(records: Sequence[Record], spaces: Sequence[Space], names: Sequ
         try:
             own = list(map(records.__getitem__, group)), list(map(spaces.__getitem__, group))
             tensors.update(zip(group, restore_batch(*own), strict=True))
-        except FormatError:  # one by one, to find the tensor
-            for i in group:
+        except FormatError:
+            for i in group:  # one by one, to find the tensor
                 try:
-                    tensors[i] = restore(records[i], spaces[i])
+                    restore(records[i], spaces[i])
                 except FormatError as error:
                     raise_named(error, names[i])
+            raise
     return list(map(tensors.__getitem__, range(len(records))))
 
 
 def restore_batch(records: Sequence[Record], spaces: Sequence[Space]) -> list[SparseTensor]:
-    """The walk backwards for many tensors of one layout and dtype at once: the same tensors."""
+    """Decode many tensors of one layout and dtype at once: the same tensors."""
     _, index, value = codecs_of(records[0].layout)
     counts = list(map(_NNZ, records))
     values = value.decode_batch(list(map(_VALUE_PART, records)), counts, records[0].dtype)

@@ -17,8 +17,8 @@ class KeyCodec(IndexCodec):
     def encode(self, selected: Support, space: Space, seed: int) -> tuple[bytes, Support]:
         return self._write(selected.positions, space.numel), selected
 
-    def attach(self, index_part: Part, support: Support, order: Order | None, space: Space) -> tuple[Part, bytes]:
-        return index_part if order is None else self._write(support.positions[order.permutation], space.numel), b""
+    def attach(self, index_part: Part, support: Support, order: Order, space: Space) -> tuple[Part, bytes]:
+        return self._write(support.positions[order.permutation], space.numel), b""
 
     @abstractmethod
     def _write(self, keys: Positions, numel: int) -> bytes:
