@@ -151,7 +151,7 @@ def test_changed_bytes_give_valid_positions_or_an_error(codec, seed):
     except dr.FormatError:
         return
     assert (found.dtype, found.size) == (np.int64, nnz)
-    if not isinstance(codec, dr.HuffmanIndex):  # its keys may stand in any order: the walk checks them
+    if not isinstance(codec, dr.HuffmanIndex):  # its keys may stand in any order: the pipeline checks them
         assert np.all(np.diff(found) > 0)
         assert found[0] >= 0
         assert found[-1] < numel

@@ -1,4 +1,4 @@
-"""The seam between the walk and the place where a gradient lives.
+"""The seam between the encoding pipeline and the device where a gradient lives.
 
 Only a few steps touch all `numel` elements: selecting, Bloom membership and gathering. They are methods of a `Source` (a gradient) and
 of its `Space` (the positions it has), so that a tensor on another device runs them there; codecs see the selected elements only.
@@ -36,7 +36,7 @@ class Space:
 
 
 class Source(ABC):
-    """A gradient as the sparsifiers and the walk see it."""
+    """A gradient as sparsifiers and the encoding pipeline see it."""
 
     space: Space
     dtype: np.dtype[Any]

@@ -77,7 +77,7 @@ def encode_group(changes: Sequence[Changes], kind: Kind, codec: IndexCodec | Non
 
 @dataclass(eq=False)
 class Comparison:
-    """The walk over both versions. `records` are complete when `run` is done."""
+    """Compares the two versions. `records` are complete when `run` is done."""
 
     old: TensorSource
     new: TensorSource
