@@ -125,6 +125,22 @@ def test_receivers_refuse_other_tensors_than_they_have():
     run_ranks(deceived_member, 2)
 
 
+def oversized_member(rank: int) -> None:
+    model = {"w": torch.zeros(6)}
+    sync = WeightSync(model)
+    exchange = sync.push if rank == 0 else sync.pull
+    exchange()
+    if rank == 0:
+        weights.diff = lambda old, new, **options: b"x" * 2**24
+    with pytest.raises(dr.PeerError, match="could not exchange weights" if rank == 0 else "more than its weights can take"):
+        exchange()
+    dist.barrier()  # the receiver is there until the source has learned it
+
+
+def test_the_source_learns_that_a_receiver_refuses_an_oversized_patch():
+    run_ranks(oversized_member, 2, timeout=30)
+
+
 def rejoining_member(rank: int, folder: str) -> None:
     model = {"w": torch.full((4,), float(rank))}
     sync = WeightSync(model)

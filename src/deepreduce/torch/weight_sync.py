@@ -137,7 +137,8 @@ class WeightSync:
         """Receive what the source pushes and apply it, verified. For receivers only.
 
         Where the weights here are not those of the last sync, `WrongBaseError` is raised, nothing is changed, and the next sync brings a
-        whole copy. `InputError` where the source has other tensors: other names, shapes or dtypes.
+        whole copy. `InputError` where the source has other tensors: other names, shapes or dtypes. `PeerError` where it announces more bytes
+        than its weights can take: the connections are closed then, and the source fails too.
         """
         if self.rank == self._source:
             raise InputError(f"rank {self.rank} is the source: it pushes")
@@ -204,6 +205,7 @@ class WeightSync:
         head = self._broadcast(np.empty(4 * 8, np.uint8)).view(np.int64)
         status, version, patch_bytes, full_bytes = (int(number) for number in head)
         if patch_bytes < 0 or full_bytes < 0 or max(patch_bytes, full_bytes) > self._limit_bytes():
+            self.close()  # else the source would wait for this rank to receive them
             raise PeerError(f"rank {self._source} announces {patch_bytes} and {full_bytes} bytes, more than its weights can take")
         return status, version, patch_bytes, full_bytes
 
