@@ -1,9 +1,13 @@
 """One step without a framework: what a rank remembers of gradients that travel together, and by policies of its own."""
 
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import deepreduce as dr
+from deepreduce.step import residual
 from deepreduce.step.flush import take_back
 from deepreduce.step.policy import policy_of, title
 from deepreduce.step.reducer import Bucket, Memory, Reducer
@@ -62,3 +66,31 @@ def test_only_gradients_whose_residuals_can_be_written_over_keep_a_second_array(
             memory.update("w", memory.compensate("w", gradient), dr.SparseTensor([0], gradient[:1], (50,)))
     assert momentum._spares == {}
     assert plain._spares["w"] is not None
+
+
+def steps_of(memory, count):
+    """Run steps of one parameter; yields each compensated gradient."""
+    for step in range(count):
+        gradient = np.random.default_rng(step).standard_normal(50).astype(np.float32)
+        compensated = memory.compensate("w", gradient)
+        yield compensated
+        memory.remember("w", compensated, dr.SparseTensor([0], compensated[:1].copy(), (50,)))
+
+
+def test_the_memory_of_a_residual_is_used_again():
+    used = [compensated.ctypes.data for compensated in steps_of(ResidualMemory(), 8)]
+    assert len(set(used[2:])) == 2
+
+
+@pytest.mark.parametrize("kept", [np.asarray, lambda array: array[10:], memoryview], ids=["array", "view", "memoryview"])
+@pytest.mark.parametrize("fewer", [0, 2], ids=["this interpreter", "one that counts less"])
+def test_the_memory_of_a_residual_that_somebody_holds_is_not_written_to(kept, fewer, monkeypatch):
+    if fewer:  # since Python 3.14, a local variable that is passed to a function is counted once
+        monkeypatch.setattr(residual, "sys", SimpleNamespace(getrefcount=lambda array: sys.getrefcount(array) - fewer))
+        monkeypatch.setattr(residual, "_ALONE", residual._references_of_one_holder())
+    memory, held, copies = ResidualMemory(), [], []
+    for _ in steps_of(memory, 8):
+        if "w" in memory.residuals:
+            held.append(kept(memory.residuals["w"]))
+            copies.append(np.array(held[-1]))
+    assert all(np.array_equal(array, copy) for array, copy in zip(held, copies, strict=True))

@@ -154,9 +154,12 @@ class ResidualMemory:
         self.residuals[name] = compensated
 
     def _spare(self, name: str, like: Values) -> Values | None:
-        """An array like this one that nobody else holds."""
-        spare = self._spares.pop(name, None)
-        if spare is None or sys.getrefcount(spare) > 2 or (spare.shape, spare.dtype) != (like.shape, like.dtype):
+        """Return an array like this one that nobody else holds, a view of it included; None if there is none."""
+        held = [self._spares.pop(name, None)]
+        if held[0] is None or sys.getrefcount(held[0]) > _ALONE:
+            return None
+        spare: Values = held.pop()
+        if (spare.shape, spare.dtype) != (like.shape, like.dtype):
             return None
         return spare if spare.flags.owndata and spare.flags.c_contiguous else None
 
@@ -224,6 +227,15 @@ class ResidualMemory:
         """Go on from a checkpoint; what was remembered before is dropped. Nothing changes if the state is not one of ours."""
         loaded, scale = loaded_tables(state)
         self.residuals, self.velocities, self._scale = loaded["residuals"], loaded["velocities"], scale
+
+
+def _references_of_one_holder() -> int:
+    """Return the reference count of an object that only a list holds, taken as `_spare` does: how many a call adds depends on the interpreter."""
+    held = [object()]
+    return sys.getrefcount(held[0])
+
+
+_ALONE = _references_of_one_holder()
 
 
 def loaded_tables(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Gradient]], float]:
