@@ -230,7 +230,7 @@ class ResidualMemory:
 
 
 def _references_of_one_holder() -> int:
-    """Return the reference count of an object that only a list holds, taken as `_spare` does: how many a call adds depends on the interpreter."""
+    """Return the reference count of an object that only a list holds, read as in `_spare`: what a call adds depends on the interpreter."""
     held = [object()]
     return sys.getrefcount(held[0])
 

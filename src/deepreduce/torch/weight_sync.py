@@ -137,8 +137,8 @@ class WeightSync:
         """Receive what the source pushes and apply it, verified. For receivers only.
 
         Where the weights here are not those of the last sync, `WrongBaseError` is raised, nothing is changed, and the next sync brings a
-        whole copy. `InputError` where the source has other tensors: other names, shapes or dtypes. `PeerError` where it announces more bytes
-        than its weights can take: the connections are closed then, and the source fails too.
+        whole copy. `InputError` where the source has other tensors: other names, shapes or dtypes. `PeerError` where it announces more
+        bytes than its weights can take: the connections are closed then, and the source fails too.
         """
         if self.rank == self._source:
             raise InputError(f"rank {self.rank} is the source: it pushes")
