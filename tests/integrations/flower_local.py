@@ -40,12 +40,15 @@ class Local(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages):
-        replies = {f"{len(self.pushed)}/{index}": self.send_and_receive([message])[0] for index, message in enumerate(messages)}
-        self.pushed |= replies
-        return list(replies)
+        ids = []
+        for message in messages:
+            ids.append(f"message {len(self.pushed)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]  # as the grids of Flower do
+            self.pushed[ids[-1]] = self.send_and_receive([message])[0]
+        return ids
 
     def pull_messages(self, message_ids):
-        return [self.pushed.pop(key) for key in message_ids]
+        return [self.pushed[key] for key in message_ids]
 
     def send_and_receive(self, messages, *, timeout=None):
         return [self.app(message, self.contexts[message.metadata.dst_node_id]) for message in messages]
@@ -110,7 +113,7 @@ def check_up():
     message = Message(RecordDict({"arrays": ArrayRecord({"w": Array(change)})}), 1, "train")
     grid = CompressedGrid(Local(answering(lambda arrays: {"w": arrays["w"] + change})))
     [reply] = grid.pull_messages(grid.push_messages([message]))
-    check(reply.has_content(), "push and pull")
+    check(numbers(reply)["w"].tolist() == [1, 2, 6, 8], "push and pull")
     try:
         grid.send_and_receive([message, message])
     except InputError as error:
@@ -130,6 +133,13 @@ def check_hostile():
     app = answering(lambda arrays: {"w": arrays["w"] + 1})
     reply = sent(CompressedGrid(Hostile(app)), {"w": np.zeros(4, np.float32)})
     check(reply.has_error() and "node 1" in reply.error.reason, "a changed message becomes an error reply")
+    check(reply.metadata.src_node_id == 1, "it is that of its node")
+    local = Local(app)
+    message = Message(RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(4, np.float32))})}), 1, "train")
+    ids = CompressedGrid(local).push_messages([message])
+    [reply] = CompressedGrid(local).pull_messages(ids)  # another grid, which has not sent the message
+    check(reply.has_error() and "no longer knows" in reply.error.reason, "a reply to an unknown message becomes an error reply")
+    check(reply.metadata.reply_to_message_id == ids[0], "it is the reply to that message")
 
 
 def check_down():

@@ -62,7 +62,7 @@ def test_without_loss_the_weights_are_those_of_flower(local):
 
 
 def test_what_comes_up_and_goes_down_is_restored(local):
-    assert local["found checks"] == "10"
+    assert local["found checks"] == "13"
 
 
 def test_a_simulation_keeps_the_accuracy(local):

@@ -32,7 +32,8 @@ class CompressMod:
     """A mod that compresses what a ClientApp replies: ``ClientApp(mods=[CompressMod("topr:0.01/rice/qsgd")])``.
 
     Weights travel as differences to those that were received, anything else made of floats as it is; the server needs a `CompressedGrid`.
-    What was not sent is kept in `Context.state` and added in the next round. NumpyArrays below `small_tensor_numel` elements go whole.
+    What was not sent is kept in `Context.state` and added in the next round. Arrays below
+    `small_tensor_numel` elements are sent uncompressed.
     """
 
     def __init__(self, spec: Spec, *, small_tensor_numel: int = 1024, seed: int = 0) -> None:
@@ -188,9 +189,16 @@ class CompressedGrid(Grid):
                     reply.content[name] = _decoded(record, {} if sent is None else sent.numpy_of(name))
                 self.uplink.dense_bytes += data_bytes(reply.content.array_records[name])
         except DeepReduceError as error:
-            reason = f"node {reply.metadata.src_node_id}: {error}"
-            return reply if sent is None else Message(Error(_FAILED_PRECONDITION, reason), reply_to=sent.message)
+            unknown = "; this grid does not know, or no longer knows, the message that it replies to" if sent is None else ""
+            return _failed(reply, f"node {reply.metadata.src_node_id}: {error}{unknown}")
         return reply
+
+
+def _failed(reply: Message, reason: str) -> Message:
+    """Return a reply with an error in place of its content. It keeps its metadata, by which apps tell replies apart."""
+    reply.content = None
+    reply.error = Error(_FAILED_PRECONDITION, reason)
+    return reply
 
 
 def _decoded(record: ArrayRecord, sent: NumpyArrays) -> ArrayRecord:

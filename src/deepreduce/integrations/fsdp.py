@@ -30,7 +30,7 @@ _OWN_MESH = 'shard with fully_shard(..., mesh=mesh["shard"]) and give the state 
 
 
 def compress_fsdp(model: torch.nn.Module, state: DeepReduceState) -> None:
-    """Send the gradients of a model under `fully_shard` compressed between the replicas of `state.process_group`.
+    """Send the gradients of a model under `fully_shard` compressed between the replicas: the ranks of the state's process group.
 
     ::
 
