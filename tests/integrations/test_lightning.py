@@ -13,7 +13,7 @@ from .scripts import run_example
 LOSSY = "topr:0.01/rice/qsgd"
 
 
-def fitted(rank, spec, folder, seed=0, ckpt_path=None, epochs=4):
+def fitted(rank, spec, folder, seed=0, ckpt_path=None, epochs=4, **options):
     """The parameters after a fit, and its trainer and callback. One epoch has one batch of this rank."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -39,9 +39,8 @@ def fitted(rank, spec, folder, seed=0, ckpt_path=None, epochs=4):
     if spec is not None:
         callbacks.append(Compress(spec, small_tensor_numel=16))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "reload_dataloaders_every_n_epochs": 1}
-    trainer = Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=epochs, callbacks=callbacks, use_distributed_sampler=False, **quiet
-    )
+    fixed = {"accelerator": "cpu", "devices": 2, "strategy": "ddp", "use_distributed_sampler": False}
+    trainer = Trainer(max_epochs=epochs, callbacks=callbacks, **fixed, **quiet, **options)
     module = Module()
     trainer.fit(module, ckpt_path=ckpt_path)
     return flat(module), trainer, callbacks[-1]
@@ -60,6 +59,21 @@ def fits(rank, port, path):
     fitted(rank, LOSSY, folder / "half", epochs=2)
     resumed, *_ = fitted(rank, LOSSY, folder / "rest", seed=1, ckpt_path=str(folder / "half" / "epoch=1.ckpt"))
     return own, dense, straight, resumed
+
+
+def follows_the_loss_scale(rank, port, path):
+    as_if_launched(rank, 2, port)
+    from lightning.pytorch.plugins import MixedPrecision
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    precision = MixedPrecision("16-mixed", "cpu", scaler)  # what Trainer(precision="16-mixed") makes on GPUs
+    _, _, callback = fitted(rank, LOSSY, Path(path), plugins=[precision])
+    return callback.state.memory.own.state_dict()["scale"], scaler.get_scale()
+
+
+def test_the_residuals_follow_the_loss_scale_of_lightning(tmp_path):
+    found = run_ranks(follows_the_loss_scale, 2, free_port(), str(tmp_path), timeout=150)
+    assert found == [(64, 128)] * 2  # the scale of the last step, and of the next
 
 
 def test_lightning(tmp_path):

@@ -146,7 +146,8 @@ def test_float16_overflows_until_the_scale_fits_and_then_trains():
     assert bool(torch.isfinite(parameters).all())
 
 
-def test_the_residual_follows_the_loss_scale():
+@pytest.mark.parametrize("later", [False, True], ids=["given", "set later"])
+def test_the_residual_follows_the_loss_scale(later):
     class Scaler:
         scale = 1024.0
 
@@ -154,7 +155,9 @@ def test_the_residual_follows_the_loss_scale():
             return self.scale
 
     scaler = Scaler()
-    state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0, scaler=scaler)
+    state = DeepReduceState("topr:1/raw/raw", small_tensor_numel=0, scaler=None if later else scaler)
+    if later:
+        state.set_scaler(scaler)
     allreduce_(torch.tensor([3.0, 2.0]) * 1024, state)
     scaler.scale = 512.0
     gradient = torch.tensor([3.0, 2.0]) * 512

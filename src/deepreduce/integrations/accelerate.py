@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +49,7 @@ def _compress_accelerator(accelerator: Accelerator, state: DeepReduceState) -> N
     if hook != DDPCommunicationHookType.NO:
         raise ConfigError(f"the accelerator has a communication hook already, {hook}: DDP takes one")
     if accelerator.scaler is not None:
-        state.options = replace(state.options, scaler=accelerator.scaler)
+        state.set_scaler(accelerator.scaler)
     accelerator.ddp_handler = _Handler(given, state)
     accelerator.register_save_state_pre_hook(lambda models, weights, folder: _save(state, folder))
     accelerator.register_load_state_pre_hook(lambda models, folder: rankfiles.load(state, Path(folder) / "deepreduce"))

@@ -22,7 +22,8 @@ class Compress(Callback):
     """Compress the gradients that DDP exchanges: ``Trainer(strategy="ddp", callbacks=[Compress("topr:0.01/rice/qsgd")])``.
 
     Takes the arguments of `deepreduce.torch.DeepReduceState`. The residuals of every rank go in a file beside each checkpoint, and are
-    restored by ``fit(ckpt_path=...)``. Bytes and seconds of a step are logged as ``deepreduce/...``.
+    restored by ``fit(ckpt_path=...)``. With ``precision="16-mixed"``, they follow the loss scale of Lightning's `GradScaler`.
+    Bytes and seconds of a step are logged as ``deepreduce/...``.
     """
 
     def __init__(self, spec: Any = None, **options: Any) -> None:
@@ -35,6 +36,9 @@ class Compress(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Register the hook, and restore the state where training goes on from a checkpoint."""
+        scaler = getattr(trainer.precision_plugin, "scaler", None)  # "16-mixed" has one
+        if scaler is not None:
+            self.state.set_scaler(scaler)
         model = trainer.strategy.model
         if isinstance(model, DistributedDataParallel):
             self.state.bind(model)

@@ -146,6 +146,10 @@ class DeepReduceState:
         """Take the names of parameters from this model, as the argument `model` does."""
         self.names.bind(model)
 
+    def set_scaler(self, scaler: Scaler | None) -> None:
+        """Follow the loss scale of this `GradScaler` from the next step on, as with the argument `scaler`; None for no loss scale."""
+        self.options = replace(self.options, scaler=scaler)
+
     @property
     def transport(self) -> Transport:
         """The other ranks. Opened at first use, as a process group may not be there yet when a state is made."""
