@@ -18,7 +18,7 @@ class Task:
     """One thing to learn. `kind` says what batches mean and how quality is measured; the first model is the default one.
 
     `batch` is the number of examples (for rankings: of positives) that one worker takes in a step. `steps` is how long a run is where
-    epochs are too long, `clip` the norm that gradients are clipped to.
+    epochs are too long, `clip` the norm that the mean gradient of all workers is clipped to.
     """
 
     name: str

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,8 @@ class TorchRun(Run):
         plan, method = job.plan, MethodSpec.parse(spec)
         momentum = 0.0 if method.kind == "dgc" else MOMENTUM
         self.model = torch_models.build(plan.model, job.data, plan.seed).to(DTYPES[plan.precision])
-        self.optimizer = Optimizer(self.model, plan.precision, partial(_optimizer, task=self.task, momentum=momentum), self.task.clip)
+        clip = _clip(self.task.clip, plan.workers if method.kind == "local" else 1)
+        self.optimizer = Optimizer(self.model, plan.precision, partial(_optimizer, task=self.task, momentum=momentum), clip)
         self.method = method_of(method, plan, self.model, self.optimizer.inner, job.steps, self.ledger.exchanges)
         self.period = self.method.period
 
@@ -142,6 +144,15 @@ class TorchRun(Run):
         everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         dist.all_gather(everyone, mine)
         return torch.stack(everyone).numpy()
+
+
+def _clip(mean_clip: float | None, workers: int) -> float | None:
+    """Return the norm to clip the gradient of one of these workers to, where `mean_clip` is that of their mean, which has less noise.
+
+    >>> _clip(1.0, 4)
+    2.0
+    """
+    return None if mean_clip is None else mean_clip * sqrt(workers)
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], task: Task, momentum: float) -> torch.optim.Optimizer:
