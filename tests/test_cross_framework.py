@@ -11,8 +11,8 @@ import pytest
 import deepreduce as dr
 from deepreduce.step import items
 from deepreduce.step.reducer import Bucket, Memory, Reducer
-from deepreduce.step.stopwatch import Stopwatch
 from deepreduce.step.topology import AllGather, Sharded
+from deepreduce.step.transport import Alone
 
 FRAMEWORKS = ["numpy", "torch", "tensorflow", "jax"]
 SPECS = ["topr:0.01/rice/qsgd", "topr:0.05/bloom:p2/fitpoly", "randomr:0.1/seeded/fp16", "none/all/raw"]
@@ -91,12 +91,19 @@ def views_of(framework):
     return makers[framework](list(gradients().values()))
 
 
+class Second(Alone):
+    """One rank of several, before any exchange."""
+
+    rank, size = RANK, SIZE
+
+
 def prepared(framework, spec, topology):
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     views = views_of(framework)
     reducer = Reducer(dr.BySize(SMALL, small=dr.parse("dense"), large=dr.parse(spec)), topology, seed=3)
-    return reducer.prepare(Bucket([*gradients(), "table"], views, STEP), Memory(None, None), RANK, SIZE, Stopwatch())
+    bucket, memory = Bucket([*gradients(), "table"], views, STEP), Memory(None, None)
+    return reducer.prepare(bucket, memory, reducer.trip(bucket, memory, Second()))
 
 
 @pytest.mark.parametrize("topology", [AllGather(), Sharded()], ids=["allgather", "sharded"])

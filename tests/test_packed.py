@@ -10,7 +10,6 @@ from deepreduce.step import packed
 from deepreduce.step.policy import policy_of
 from deepreduce.step.reducer import Bucket, Memory, Reducer
 from deepreduce.step.residual import ResidualMemory
-from deepreduce.step.stopwatch import Stopwatch
 from deepreduce.step.topology import topology_of
 from deepreduce.step.transport import Alone
 
@@ -33,11 +32,14 @@ def trained(steps, reducer, memory, change=lambda step, made: made):
     means = []
     for step in range(steps):
         seen = change(step, gradients(step))
-        bucket, transport = Bucket(NAMES, seen, step), Alone()
-        prepared = reducer.attempt(bucket, memory, transport, Stopwatch())
-        delivery, _ = reducer.deliver(bucket, prepared, memory, transport, Stopwatch())
-        parts = reducer.parts(bucket, prepared, delivery.parts)
-        small = reducer.write_small(bucket, prepared, parts, delivery.divisor)
+        bucket = Bucket(NAMES, seen, step)
+        trip = reducer.trip(bucket, memory, Alone())
+        prepared = reducer.prepare(bucket, memory, trip)
+        delivery, _ = reducer.deliver(prepared, memory, trip)
+        parts, small = prepared.by_gradient(delivery.parts), []
+        if prepared.packed is not None:
+            prepared.packed.fill_(seen, parts, delivery.divisor)
+            small = prepared.packed.indices
         assert bool(small) == (packed.SMALL > 0 and not memory.own.momentum)
         means += [seen[at].copy() if at in small else parts[at][0].to_dense() for at in range(len(seen))]
     return means, memory.own.state_dict()["residuals"]

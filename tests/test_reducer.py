@@ -9,11 +9,14 @@ import pytest
 import deepreduce as dr
 from deepreduce.step import residual
 from deepreduce.step.flush import take_back
+from deepreduce.step.frame import Exchange, seal
+from deepreduce.step.local import check_equal
 from deepreduce.step.policy import policy_of, title
 from deepreduce.step.reducer import Bucket, Memory, Reducer
 from deepreduce.step.residual import ResidualMemory
 from deepreduce.step.topology import AllGather, Sharded
-from deepreduce.step.transport import Alone
+from deepreduce.step.transport import Alone, all_gather_array
+from deepreduce.step.trial import agreed_largest
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
@@ -44,6 +47,39 @@ def test_what_an_owner_remembers_of_tensors_on_a_device_goes_back_to_its_gradien
     take_back(memory, Sharded(), ["w"], [torch.zeros(2, 3)], rank=0, size=1)
     assert memory.own.residuals["w"].tolist() == [[1, 2, 3], [4, 5, 6]]
     assert not memory.owned.residuals
+
+
+class Interrupted(AllGather):
+    def fail(self, failure, trip):
+        raise KeyboardInterrupt
+
+
+class Failing:
+    def codec_for(self, name, source):
+        raise LookupError("not today")
+
+
+def test_an_interruption_is_not_swallowed_while_a_failure_is_reported():
+    with pytest.raises(KeyboardInterrupt):
+        Reducer(Failing(), Interrupted()).reduce(Bucket(["w"], [np.ones(3)], 0), Memory(None, None), Alone())
+
+
+class OtherSize(Alone):
+    """A second rank sends three bytes."""
+
+    size = 2
+
+    def all_gather(self, frame, exchange):
+        return [*super().all_gather(frame, exchange), np.frombuffer(seal(b"abc", exchange), np.uint8)]
+
+
+def test_an_array_of_another_size_is_a_corrupt_message():
+    exchange = Exchange("times", 0, 0, 16)
+    for gather in (lambda: all_gather_array(np.ones(2), OtherSize(), exchange), lambda: agreed_largest([1, 2], OtherSize(), exchange)):
+        with pytest.raises(dr.CorruptError, match="rank 1 sent 3 bytes for times, here they are 16"):
+            gather()
+    with pytest.raises(dr.CorruptError, match="rank 1 sent 3 bytes"):
+        check_equal(["weight"], [b"8 bytes!"], OtherSize(), step=0)
 
 
 class Falling:

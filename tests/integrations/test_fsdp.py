@@ -7,7 +7,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from deepreduce.errors import ConfigError, InputError
+from deepreduce.errors import ConfigError, InputError, PeerError
 from deepreduce.integrations.fsdp import RankState
 from deepreduce.torch import DeepReduceState, compress_fsdp
 
@@ -134,7 +134,7 @@ def refusals(rank):
         compress_fsdp(fully_shard(network(), mesh=mesh), DeepReduceState(LOSSY, process_group=group))
     with pytest.raises(ConfigError, match="hold different shards of one model"):
         compress_fsdp(fully_shard(network(), mesh=mesh["shard"]), DeepReduceState(LOSSY))
-    with pytest.raises(InputError, match=r"start from different parameters, '4.weight' is the first of 6"):
+    with pytest.raises(PeerError, match=r"rank 1 starts with other values of 4\.weight than rank 0 \(and so for 6 of 6\)"):
         Replicas(LOSSY, seed=rank // 2).backward(0)
     torch.manual_seed(0)
     model = fully_shard(Unused(), mesh=mesh["shard"])

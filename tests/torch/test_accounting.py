@@ -235,3 +235,33 @@ def test_sparse_gradients_keep_their_residual():
     gradient = torch.sparse_coo_tensor([[1]], [1.0], (4,), check_invariants=True)
     allreduce_(gradient, resumed)
     assert torch.equal(gradient.to_dense(), torch.tensor([3.0, 0.0, 0.0, 0.0]))
+
+
+def dense_buffers(rank):
+    """The means of tensors of several kinds by a dense allreduce, and the dtypes of what was sent."""
+    sent, all_reduce = [], dist.all_reduce
+
+    def noting(buffer, **options):
+        sent.append((buffer.dtype, buffer.layout))
+        return all_reduce(buffer, **options)
+
+    dist.all_reduce = noting
+    tensors = [
+        torch.full((4,), 1.0 + rank),
+        torch.full((3, 2), 3.0 + rank, dtype=torch.float64),
+        torch.arange(6.0).reshape(2, 3).t() + rank,
+        torch.full((2,), float(rank)).to_sparse(),
+        torch.full((), 5.0 + rank),
+        torch.full((2, 2), 7.0 + rank, dtype=torch.float64).t(),
+    ]
+    state = DeepReduceState("dense", topology="dense")
+    allreduce_(tensors, state)
+    return [tensor.to_dense().tolist() for tensor in tensors], sent, state.step, state.stats().last.dense_bytes
+
+
+def test_dense_tensors_of_a_dtype_are_one_allreduce():
+    for means, sent, step, dense_bytes in run_ranks(dense_buffers, 2):
+        assert means == [[1.5] * 4, [[3.5, 3.5]] * 3, [[0.5, 3.5], [1.5, 4.5], [2.5, 5.5]], [0.5, 0.5], 5.5, [[7.5, 7.5]] * 2]
+        assert sent == [(torch.float32, torch.strided), (torch.float64, torch.strided), (torch.float32, torch.sparse_coo)]
+        assert step == 1
+        assert dense_bytes == 4 * 11 + 8 * 10 + 4 * 2

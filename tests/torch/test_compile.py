@@ -49,6 +49,24 @@ def test_a_compiled_model_trains_as_an_eager_one(eager, way):
     assert torch.allclose(own, dense, rtol=0, atol=1e-6)
 
 
+def named(rank):
+    """The names of parameters, however the model is wrapped."""
+    wraps = [
+        lambda model: model,
+        DistributedDataParallel,
+        torch.compile,
+        lambda model: DistributedDataParallel(torch.compile(model)),
+        lambda model: torch.compile(DistributedDataParallel(model)),
+        lambda model: torch.nn.Sequential(*map(torch.compile, model)),
+    ]
+    return [DeepReduceState("dense", model=wrap(network())).names.known for wrap in wraps]
+
+
+def test_names_do_not_depend_on_ddp_and_compile():
+    (found,) = run_ranks(named, 1)
+    assert found == [list(dict(network().named_parameters()))] * 6
+
+
 def python_reduced(rank):
     torch._dynamo.config.optimize_ddp = "python_reducer"
     model = DistributedDataParallel(network())

@@ -5,12 +5,15 @@ import gc
 import os
 import pickle
 import threading
+from datetime import timedelta
 
 import pytest
 import torch
 
 import deepreduce as dr
+from deepreduce.step import owner
 from deepreduce.torch import DeepReduceState, allreduce_
+from deepreduce.torch.transport import Gloo
 
 from .ranks import run_ranks
 from .tasks import flat, hooked, train
@@ -88,7 +91,9 @@ def test_a_bad_input_spoils_nothing():
     before = state.state_dict()
     with pytest.raises(dr.InputError, match="int32"):
         allreduce_(torch.ones(2, dtype=torch.int32), state)
-    assert state.state_dict()["step"] == before["step"]
+    after = state.state_dict()
+    assert after["step"] == before["step"] + 1  # as on the ranks that are told of it
+    assert torch.equal(after["memory"]["residuals"]["tensor 0"], before["memory"]["residuals"]["tensor 0"])
     gradient = torch.tensor([3.0, 2.0])
     allreduce_(gradient, state)
     assert gradient.tolist() == [0, 4]
@@ -125,6 +130,97 @@ def test_a_failure_that_all_ranks_were_told_of_is_over_with_its_step(topology, f
     assert said == "not today"
     assert f"rank {failing} failed: LookupError: not today" in told
     assert mean == same == [5, 0]
+
+
+def owner_failing(rank, topology, failing):
+    """A rank fails once while it adds up what it was sent; the next step goes well."""
+    mean = owner._mean
+
+    def fail_once(*given):
+        owner._mean = mean
+        raise LookupError("not today")
+
+    if rank == failing:
+        owner._mean = fail_once
+    return next_step(topology)
+
+
+def next_step(topology):
+    """What a failed step raises, and the mean of the one after it."""
+    state = DeepReduceState("topr:0.5/raw/raw", topology=topology, small_tensor_numel=0, timeout=timedelta(seconds=10))
+    with pytest.raises((LookupError, dr.CorruptError, dr.PeerError)) as failure:
+        allreduce_(torch.ones(5000), state)
+    gradient = torch.ones(5000)
+    allreduce_(gradient, state)
+    return type(failure.value).__name__, str(failure.value), int(gradient.sum())
+
+
+@pytest.mark.parametrize(("topology", "failing"), [("server", 0), ("sharded", 0), ("sharded", 1)])
+def test_a_failure_of_an_owner_is_over_with_its_step(topology, failing):
+    results = run_ranks(owner_failing, 2, topology, failing)
+    (own, said, mean), (peer, told, same) = results[failing], results[1 - failing]
+    assert (own, peer) == ("LookupError", "PeerFailure")
+    assert said == "not today"
+    assert f"rank {failing} failed: LookupError: not today" in told
+    assert mean == same > 0
+
+
+def corrupted_once(rank, topology):
+    """The message of rank 1 to the owner, rank 0, is changed on its way in the first step."""
+    name = {"server": "gather", "sharded": "all_to_all"}[topology]
+    send = getattr(Gloo, name)
+
+    def change(self, outgoing, exchange):
+        setattr(Gloo, name, send)
+        changed = [bytearray(frame) for frame in (outgoing if isinstance(outgoing, list) else [outgoing])]
+        changed[0][-1] ^= 0xFF
+        return send(self, [bytes(frame) for frame in changed] if isinstance(outgoing, list) else bytes(changed[0]), exchange)
+
+    if rank == 1:
+        setattr(Gloo, name, change)
+    return next_step(topology)
+
+
+@pytest.mark.parametrize("topology", ["server", "sharded"])
+def test_a_message_that_reached_an_owner_corrupt_is_over_with_its_step(topology):
+    (own, said, mean), (peer, told, same) = run_ranks(corrupted_once, 2, topology)
+    assert (own, peer) == ("CorruptError", "PeerFailure")
+    assert "message of rank 1" in said
+    assert "rank 0 failed: CorruptError: message of rank 1" in told
+    assert mean == same > 0
+
+
+def wrong_kind(rank, kind):
+    """One rank has a gradient that cannot be sent."""
+    wrong = {"dtype": torch.ones(50, 2, dtype=torch.int32), "layout": torch.eye(50, 2).to_sparse_csr()}[kind]
+    state = DeepReduceState(SPEC, small_tensor_numel=0, timeout=timedelta(seconds=10))
+    with pytest.raises((dr.InputError, dr.PeerError)) as failure:
+        allreduce_(wrong if rank else torch.ones(50, 2), state)
+    gradient = torch.ones(50, 2)
+    allreduce_(gradient, state)
+    return type(failure.value).__name__, str(failure.value), int(gradient.sum())
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("dtype", "float64, got torch.int32"), ("layout", "sparse COO tensor, got layout torch.sparse_csr")]
+)
+def test_a_gradient_of_a_wrong_kind_is_told_to_the_other_ranks(kind, why):
+    (peer, told, mean), (own, said, same) = run_ranks(wrong_kind, 2, kind)
+    assert (own, peer) == ("InputError", "PeerFailure")
+    assert "rank 1 failed" in told
+    assert why in told
+    assert why in said
+    assert mean == same > 0
+
+
+def in_another_order(rank):
+    names = ["a", "b"] if rank == 0 else ["b", "a"]
+    with pytest.raises(dr.PeerError, match="tensors of the same names in the same order"):
+        allreduce_([torch.ones(100), torch.zeros(100)], DeepReduceState(SPEC, timeout=timedelta(seconds=10)), names)
+
+
+def test_tensors_of_equal_shapes_in_another_order_are_refused():
+    run_ranks(in_another_order, 2)
 
 
 def test_a_configuration_error_keeps_its_type():

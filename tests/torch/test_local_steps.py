@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from deepreduce import PeerError, parse
-from deepreduce.torch import LocalSteps, ResidualMemory, Schedule, noop_hook
+from deepreduce.torch import DeepReduceState, LocalSteps, ResidualMemory, Schedule, noop_hook
 
 from .ranks import run_ranks, watch_ranks
 from .tasks import batch, flat, network
@@ -494,6 +494,41 @@ def refused_under_ddp(rank):
 
 def test_ddp_that_would_exchange_something_is_refused():
     run_ranks(refused_under_ddp, 1)
+
+
+def test_what_is_given_beside_a_recipe_is_not_replaced():
+    model = network()
+    with LocalSteps(model, adamw(model), recipe="adam") as whole, LocalSteps(model, adamw(model), recipe="adam", outer=None) as mean:
+        assert isinstance(whole.outer, torch.optim.SGD)
+        assert mean.outer is None
+    assert DeepReduceState(recipe="sgd").memory.own.momentum > 0
+    assert DeepReduceState(recipe="sgd", memory="residual").memory.own.momentum == 0
+    assert DeepReduceState(recipe="sgd", memory="none").memory.own is None
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_local_steps_of_one_scaler_are_closed_in_any_order(first):
+    scaler = torch.amp.GradScaler("cpu")
+    models = [network(), network()]
+    optimizers = [adamw(model) for model in models]
+    both = [LocalSteps(model, optimizer, "dense", scaler=scaler) for model, optimizer in zip(models, optimizers, strict=True)]
+
+    def skip():
+        for model, optimizer in zip(models, optimizers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.full((1, 20), float("inf"))).sum()).backward()
+            scaler.step(optimizer)
+        scaler.update()
+        return [local.syncs for local in both]
+
+    assert skip() == [1, 1]
+    both[first].close()
+    assert skip()[1 - first] == 2
+    assert both[first].syncs == 1
+    both[1 - first].close()
+    assert "step" not in vars(scaler)
+    skip()
+    assert sorted(local.syncs for local in both) == [1, 2]
 
 
 def test_parameters_of_another_model_are_refused():

@@ -10,11 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from deepreduce.torch import DeepReduceState, allreduce_
+from deepreduce.integrations import rankfiles
+from deepreduce.torch import DeepReduceState, LocalSteps, allreduce_
 from deepreduce.torch.transport import Gloo
 
 from .ranks import run_ranks, watch_ranks
-from .tasks import batch, flat, hooked, train
+from .tasks import batch, flat, hooked, network, train
 
 SPEC = "topr:0.05/rice/qsgd"
 
@@ -79,6 +80,54 @@ def test_a_foreign_state_is_refused():
         after = state.state_dict()
         assert after["step"] == before["step"]
         assert torch.equal(after["memory"]["residuals"]["weight"], before["memory"]["residuals"]["weight"])
+
+
+def saved_alone(rank, path):
+    """Rank 0 alone saves and loads, before the first step and after the connections are closed; then all take a step."""
+    states = [DeepReduceState(SPEC, timeout=timedelta(seconds=10)) for _ in range(2)]
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = LocalSteps(model, optimizer, SPEC, timeout=timedelta(seconds=10))
+    allreduce_(torch.ones(2000), states[1])
+    states[1].close()
+    places = []
+    if rank == 0:
+        for state in states:
+            places.append(rankfiles.save(state, f"{path}/state").name)
+            rankfiles.load(state, f"{path}/state")
+        local.load_state_dict(local.state_dict())
+        places += [held["ranks"] for held in (states[0].state_dict(), local.state_dict()["exchange"])]
+    for state in states:
+        allreduce_(torch.ones(2000), state)
+    train(rank, model, 1)
+    return places
+
+
+def test_a_rank_saves_and_loads_without_the_others(tmp_path):
+    assert run_ranks(saved_alone, 2, str(tmp_path)) == [["state.rank0", "state.rank0", 2, 2], []]
+
+
+def used_before_the_group(rank, store):
+    """A state and local steps that were used, saved and loaded before there was a process group."""
+    state, model = DeepReduceState("dense"), network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    local = LocalSteps(model, optimizer, "dense")
+    state.load_state_dict(state.state_dict())
+    local.load_state_dict(local.state_dict())
+    allreduce_(torch.ones(3), state)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    gradient = torch.full((3,), float(rank))
+    allreduce_(gradient, state)
+    inputs, targets = batch(rank, 0)
+    torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    return gradient.tolist(), flat(model)
+
+
+def test_what_was_used_before_the_process_group_exchanges_when_it_is_there(tmp_path):
+    (mean, parameters), (same, others) = run_ranks(used_before_the_group, 2, str(tmp_path / "store"), joined=False)
+    assert mean == same == [0.5] * 3
+    assert torch.equal(parameters, others)
 
 
 # Mixed precision

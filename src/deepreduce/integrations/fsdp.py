@@ -7,24 +7,24 @@ reduce-scattered there as ever; each shard then goes to the processes of the oth
 from __future__ import annotations
 
 import io
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, InputError
-from ..step.frame import Exchange, open_frames, seal
+from ..step.local import check_equal, digest
 from ..torch.allreduce import allreduce_
 from ..torch.convert import to_numpy
+from ..torch.names import plain_names
 from ..torch.state import DeepReduceState
+from ..torch.transport import rank_and_size
 
 _OWN_MESH = 'shard with fully_shard(..., mesh=mesh["shard"]) and give the state process_group=mesh["replicate"].get_group()'
 
@@ -90,14 +90,15 @@ class _Replicas:
         if not self._accumulated(group, buffer, unit.exchanges):
             return
         if not self.compared:
-            _compare_parameters(self.groups, self.state)
+            digests = {name: own for group in self.groups for name, own in _digests(group).items()}
+            check_equal(list(digests), digests.values(), self.state.transport, self.state.step)
             self.compared = True
         gradients = {shard.name: gradient for shard, gradient in _cut(buffer, unit.shards) if gradient.numel()}
         _after_backward(self._close_step)
         if gradients:
             allreduce_(list(gradients.values()), self.state, list(gradients), last=False)
         if unit.sums:
-            buffer *= self.state.transport.size
+            buffer *= rank_and_size(self.state.options.process_group)[1]
 
     def _accumulated(self, group: Any, buffer: torch.Tensor, exchanges: bool) -> bool:
         """Return whether the buffer is to be exchanged, with all that `set_requires_all_reduce(False)` has kept back before."""
@@ -152,24 +153,21 @@ def _parameter_group(module: FSDPModule) -> Any | None:
 def _unit(group: Any) -> _Unit:
     """Return what is used of a parameter group. Seen in torch 2.13. Parameters have names from the first forward on."""
     try:
-        shards = [
-            _Shard(str(held._param_fqn), held.sharded_size, held.padded_sharded_param_size.numel())
-            for held in group.fsdp_params
-            if held.sharded_param.requires_grad
-        ]
+        trained = plain_names((str(held._param_fqn), held) for held in group.fsdp_params if held.sharded_param.requires_grad)
+        shards = [_Shard(name, held.sharded_size, held.padded_sharded_param_size.numel()) for name, held in trained.items()]
         ranks = dist.get_process_group_ranks(group.mesh_info.shard_process_group)
         return _Unit(shards, ranks, group._is_hsdp, group.all_reduce_grads, group.gradient_divide_factor is not None)
     except AttributeError as error:
         raise _unknown(error) from error
 
 
-def _checksums(group: Any) -> dict[str, int]:
-    """Return a checksum of this rank's shard of every parameter. Seen in torch 2.13.
+def _digests(group: Any) -> dict[str, bytes]:
+    """Return a digest of this rank's shard of every parameter. Seen in torch 2.13.
 
     The model itself shows gathered parameters in the midst of a step, whose storage FSDP frees afterwards.
     """
     try:
-        return {str(held._param_fqn): _checksum(held.sharded_param) for held in group.fsdp_params}
+        return plain_names((str(held._param_fqn), _digest(held.sharded_param)) for held in group.fsdp_params)
     except AttributeError as error:
         raise _unknown(error) from error
 
@@ -201,27 +199,9 @@ def _expect_own_mesh(unit: _Unit, state: DeepReduceState) -> None:
         raise ConfigError(f"ranks {common} hold different shards of one model, and would be averaged: {_OWN_MESH}")
 
 
-def _compare_parameters(groups: Sequence[Any], state: DeepReduceState) -> None:
-    """Refuse replicas that do not hold the same parameters; all of them raise."""
-    named = {name: checksum for group in groups for name, checksum in _checksums(group).items()}
-    sums = np.array(list(named.values()), "<u4")
-    exchange = Exchange("the first parameters", zlib.crc32(b"parameters"), state.step, sums.nbytes)
-    frames = state.transport.all_gather(seal(sums.tobytes(), exchange), exchange)
-    for replica, body in enumerate(open_frames(frames, exchange, state.transport.rank)):
-        theirs = np.frombuffer(body, "<u4")
-        if theirs.size != sums.size:
-            raise InputError(f"replica {replica} has {theirs.size} parameters, replica {state.transport.rank} has {sums.size}")
-        different = [name for name, same in zip(named, theirs == sums, strict=True) if not same]
-        if different:
-            raise InputError(
-                f"replicas {state.transport.rank} and {replica} start from different parameters, {different[0]!r} is the first of "
-                f"{len(different)}: seed them alike or load one checkpoint"
-            )
-
-
-def _checksum(parameter: torch.Tensor) -> int:
+def _digest(parameter: torch.Tensor) -> bytes:
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return zlib.crc32(to_numpy(local.detach().clone()).tobytes())
+    return digest(to_numpy(local.detach().clone()))
 
 
 def _cut(buffer: torch.Tensor, shards: Sequence[_Shard]) -> list[tuple[_Shard, torch.Tensor]]:

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import InputError
 from ..torch.state import DeepReduceState
+from ..torch.transport import rank_and_size
 
 
 def save(state: DeepReduceState, prefix: str | os.PathLike[str]) -> Path:
@@ -40,4 +41,4 @@ def load(state: DeepReduceState, prefix: str | os.PathLike[str]) -> None:
 
 
 def _path(state: DeepReduceState, prefix: str | os.PathLike[str]) -> Path:
-    return Path(f"{os.fspath(prefix)}.rank{state.transport.rank}")
+    return Path(f"{os.fspath(prefix)}.rank{rank_and_size(state.options.process_group)[0]}")

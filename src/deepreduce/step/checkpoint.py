@@ -14,7 +14,6 @@ from . import sums
 from .reducer import Memory, Reducer
 from .residual import Gradient, ResidualMemory, loaded_tables
 from .topology import TOPOLOGIES, Topology
-from .transport import Transport
 
 _KEYS = {"step", "seed", "rank", "ranks", "topology", "memory", "owned", "numels"}
 _EMPTY: dict[str, Any] = {"residuals": {}, "velocities": {}, "scale": 1.0}
@@ -34,11 +33,11 @@ class Checkpoint:
     numels: Mapping[str, int]
 
     @classmethod
-    def of(cls, step: int, reducer: Reducer, memory: Memory, transport: Transport) -> Checkpoint:
+    def of(cls, step: int, reducer: Reducer, memory: Memory, rank: int, ranks: int) -> Checkpoint:
         """Return the checkpoint of a rank."""
         own, owned = (dict(_EMPTY) if held is None else held.state_dict() for held in (memory.own, memory.owned))
         numels = dict(memory.numels) if owned["residuals"] else {}
-        return cls(step, reducer.seed, transport.rank, transport.size, reducer.topology.name, own, owned, numels)
+        return cls(step, reducer.seed, rank, ranks, reducer.topology.name, own, owned, numels)
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> Checkpoint:
@@ -58,9 +57,9 @@ class Checkpoint:
         """Return the state dict."""
         return {key: getattr(self, key) for key in sorted(_KEYS)}
 
-    def expect(self, reducer: Reducer, transport: Transport, names: Sequence[str] | None) -> None:
+    def expect(self, reducer: Reducer, rank: int, ranks: int, names: Sequence[str] | None) -> None:
         """Refuse what does not fit this rank: another topology, rank or seed, or a parameter that the model has not."""
-        topology, rank, ranks = reducer.topology.name, transport.rank, transport.size
+        topology = reducer.topology.name
         if self.topology != topology and self.owned["residuals"]:
             raise InputError(f"the state was made with topology {self.topology!r}, which has owners' residuals; here it is {topology!r}")
         if (self.rank, self.ranks) != (rank, ranks) and (self.ranks != ranks or self.owned["residuals"]):

@@ -9,6 +9,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ _HEAD = struct.Struct("<QIIBI")  # payload bytes, channel, step, kind, CRC-32 of
 HEAD_BYTES = _HEAD.size
 _MESSAGE, _FAILURE = 0, 1
 _MAX_FAILURE_BYTES = 2000
+_REPORTED = "_deepreduce_reported"  # set on an error when all ranks know of it
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,30 @@ class Failure:
         """Return the reason, for the other ranks."""
         return f"{type(self.error).__name__}: {self.error}".encode(errors="replace")[:_MAX_FAILURE_BYTES]
 
+    def raise_reported(self) -> NoReturn:
+        """Raise the error as one that all ranks were told of."""
+        setattr(self.error, _REPORTED, True)
+        raise self.error
+
 
 Payload = bytes | memoryview | Failure
 
 
 class PeerFailure(PeerError):
     """Another rank sent a `Failure`: all ranks raise this at the same exchange, and can go on with the next one."""
+
+
+class UnknownLength(CorruptError):
+    """The head of a frame cannot be believed: ranks may no longer be at the same collective, so that nothing can follow."""
+
+
+def is_reported(error: BaseException) -> bool:
+    """Return whether all ranks know of an error and are ready for the next exchange: it came from a `Failure`, or was sent in one.
+
+    >>> is_reported(PeerFailure("rank 1 failed")), is_reported(ValueError("here alone"))
+    (True, False)
+    """
+    return isinstance(error, PeerFailure) or (getattr(error, _REPORTED, False) and not isinstance(error, UnknownLength))
 
 
 @dataclass(frozen=True)
@@ -77,11 +97,11 @@ def frame_bytes(start: bytes | Buffer) -> int:
     return HEAD_BYTES + _head(start)[0]
 
 
-def open_frames(frames: Sequence[Buffer], exchange: Exchange, rank: int, first_sender: int = 0) -> list[memoryview]:
-    """Return the messages of the ranks from `first_sender` on. What is not of this exchange is refused, and a `Failure` is raised."""
+def open_frames(frames: Sequence[Buffer], exchange: Exchange, rank: int) -> list[memoryview]:
+    """Return the messages of all ranks. What is not of this exchange is refused, and a `Failure` is raised."""
     messages = []
     failure: PeerFailure | None = None
-    for sender, frame in enumerate(frames, first_sender):
+    for sender, frame in enumerate(frames):
         kind, body = _opened(frame, sender, exchange, rank)
         if kind == _FAILURE and failure is None:
             failure = PeerFailure(f"rank {sender} failed: {bytes(body).decode(errors='replace') or 'see its own error'}")
@@ -109,7 +129,8 @@ def _opened(frame: Buffer, sender: int, exchange: Exchange, rank: int) -> tuple[
     if (channel, step) != (exchange.channel, exchange.step % 2**32):
         raise PeerError(
             f"rank {sender} is at step {step} in exchange {channel:08x}, rank {rank} at step {exchange.step} in "
-            f"{exchange.channel:08x} ({exchange.what}): all ranks need the same model, spec, topology and checkpoint"
+            f"{exchange.channel:08x} ({exchange.what}): all ranks need the same model, spec, topology and checkpoint, and tensors "
+            "of the same names in the same order"
         )
     limit_bytes = exchange.limit_bytes if kind == _MESSAGE else _MAX_FAILURE_BYTES
     if size_bytes > limit_bytes or kind not in (_MESSAGE, _FAILURE):

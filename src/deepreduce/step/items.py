@@ -144,7 +144,7 @@ def decode(messages: Sequence[Encoded]) -> list[list[SparseTensor]]:
     for each in messages:
         records += each.records
         spaces += map(_SPACE, each.items)
-        names += [f"{item.name} of rank {each.sender}" for item in each.items]
+        names += map(f"{{0.name}} of rank {each.sender}".format, each.items)
     tensors, rows = iter(decode_batch(records, spaces, names)), []
     for each in messages:
         rows.append(list(islice(tensors, len(each.items))))

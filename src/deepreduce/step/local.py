@@ -16,21 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigError, InputError, PeerError
 from ..parameters import natural, shown
 from .arrays import Array, arrays_of
 from .checkpoint import Checkpoint
-from .frame import Exchange, PeerFailure, open_frames, seal
+from .frame import Exchange
 from .reducer import Bucket, Memory, Reducer
 from .residual import Gradient
 from .stats import StepStats
-from .stopwatch import Stopwatch
-from .transport import Transport
+from .transport import Transport, all_gather_array, close_unless_reported
 
-DIGEST_BYTES = 8
+_DIGEST = np.dtype("<u8")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,13 +113,11 @@ class LocalTraining:
 
     def exchange(self, capture: Capture, transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
         """Return what `sync` does for changes that were captured. It changes the residuals, and nothing else of this object."""
-        bucket, watch = capture.bucket, Stopwatch()
-        prepared = self.reducer.attempt(bucket, self.memory, transport, watch)
+        bucket = capture.bucket
         try:
-            means, cost = self.reducer.complete(bucket, prepared, self.memory, transport, watch)
+            means, cost = self.reducer.reduce(bucket, self.memory, transport)
         except BaseException as error:
-            if error is not prepared and not isinstance(error, PeerFailure):  # these were told to all ranks
-                transport.close()  # here alone: the others must not wait
+            close_unless_reported(transport, error)
             raise
         for name, mean in zip(bucket.names, means, strict=True):
             if arrays_of(mean).first_nonfinite(mean) is not None:
@@ -174,19 +174,27 @@ def _wide_copy(tensor: Array) -> Array:
     return arrays.copy(arrays.wide(tensor))
 
 
+def digest(array: NDArray[Any]) -> bytes:
+    """Return 8 bytes by which an array is told from others.
+
+    >>> digest(np.zeros(3)) == digest(np.zeros(3)), digest(np.zeros(3)) == digest(np.ones(3))
+    (True, False)
+    """
+    return blake2b(array.tobytes(), digest_size=_DIGEST.itemsize).digest()
+
+
 def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Transport, step: int) -> None:
-    """Raise `PeerError` on all ranks unless these tensors have the same digests everywhere, each of `DIGEST_BYTES`.
+    """Raise `PeerError` on all ranks unless these tensors have the same digests everywhere.
 
     >>> from deepreduce.step.transport import Alone
-    >>> check_equal(["weight"], [b"8 bytes!"], Alone(), step=0)
+    >>> check_equal(["weight"], [digest(np.ones(3))], Alone(), step=0)
     """
-    exchange = Exchange("the digests of the initial parameters", len(names), step, DIGEST_BYTES * len(names))
-    frames = transport.all_gather(seal(b"".join(digests), exchange), exchange)
-    rows = [np.frombuffer(body, f"V{DIGEST_BYTES}") for body in open_frames(frames, exchange, transport.rank)]
+    exchange = Exchange("the digests of the initial parameters", len(names), step, _DIGEST.itemsize * len(names))
+    rows = all_gather_array(np.frombuffer(b"".join(digests), _DIGEST), transport, exchange)
     for rank, row in enumerate(rows):
-        different = np.flatnonzero(row != rows[0]) if row.shape == rows[0].shape else np.array([0])
+        different = np.flatnonzero(row != rows[0])
         if different.size:
             raise PeerError(
                 f"rank {rank} starts with other values of {names[different[0]]} than rank 0 (and so for {different.size} of {len(names)}): "
-                "local steps start from equal parameters: set one seed, load one checkpoint, or broadcast them from rank 0 before"
+                "training starts from equal parameters: set one seed, load one checkpoint, or broadcast them from rank 0 before"
             )

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 from ..pipeline import DeepReduce, raise_named
-from ..source import Source
 from ..sparsify.nonzero import NonZero
 from ..tensor import Shape, SparseTensor
 from . import sums
@@ -53,11 +53,24 @@ class Prepared:
     `groups` are the indices of the gradients of each tensor: one, or those that travel as one.
     """
 
+    bucket: Bucket
     tensors: Sequence[Item]
     messages: Sequence[Encoded]
     compensated: Sequence[Compensated]
     groups: Sequence[Sequence[int]]
     packed: Packed | None
+
+    def by_gradient(self, parts: Sequence[Sequence[SparseTensor]]) -> list[Sequence[SparseTensor]]:
+        """Return the parts of every gradient, cut out of those of the tensors that gradients travelled in."""
+        gradients = self.bucket.gradients
+        if len(self.groups) == len(gradients):
+            return list(parts)
+        found: list[Sequence[SparseTensor]] = [[] for _ in gradients]
+        for group, column in zip(self.groups, parts, strict=True):
+            shapes = [tuple(gradients[index].shape) for index in group]
+            for index, own in zip(group, zip(*(sums.split(part, shapes) for part in column), strict=True), strict=True):
+                found[index] = own
+        return found
 
 
 @dataclass(frozen=True)
@@ -110,56 +123,54 @@ class Reducer:
 
     def reduce(self, bucket: Bucket, memory: Memory, transport: Transport) -> tuple[list[Gradient], StepStats]:
         """Return the means of a bucket as new tensors, and what they cost."""
-        watch = Stopwatch()
-        return self.complete(bucket, self.attempt(bucket, memory, transport, watch), memory, transport, watch)
-
-    def complete(
-        self, bucket: Bucket, prepared: Prepared | Exception, memory: Memory, transport: Transport, watch: Stopwatch
-    ) -> tuple[list[Gradient], StepStats]:
-        """Return what `reduce` does, for a bucket that `attempt` has encoded or not."""
-        delivery, stats = self.deliver(bucket, prepared, memory, transport, watch)
-        assert isinstance(prepared, Prepared)  # else `deliver` has raised
+        trip = self.trip(bucket, memory, transport)
+        try:
+            prepared = self.prepare(bucket, memory, trip)
+        except Exception as error:
+            self.report_failure(error, trip)
+        delivery, stats = self.deliver(prepared, memory, trip)
         means = [
             sums.combined([sums.divided(part, delivery.divisor) for part in parts])
             if isinstance(gradient, SparseTensor)
             else _narrow(arrays_of(gradient).total(parts, gradient, delivery.divisor), gradient)
-            for gradient, parts in zip(bucket.gradients, self.parts(bucket, prepared, delivery.parts), strict=True)
+            for gradient, parts in zip(bucket.gradients, prepared.by_gradient(delivery.parts), strict=True)
         ]
         return means, stats
 
     # Before the exchange
 
-    def attempt(self, bucket: Bucket, memory: Memory, transport: Transport, watch: Stopwatch) -> Prepared | Exception:
-        """Return the bucket encoded, or why it cannot be: `deliver` tells the other ranks."""
-        try:
-            return self.prepare(bucket, memory, transport.rank, transport.size, watch)
-        except Exception as error:
-            return error
+    def trip(self, bucket: Bucket, memory: Memory, transport: Transport) -> Trip:
+        """Return the way of a bucket between the ranks. Of its gradients only the shapes are used."""
+        seed, divisor = StepSeed(self.seed, bucket.step, transport.rank), transport.size if self.average else 1
+        return Trip(transport, self._exchange(bucket), seed, memory.owned, Stopwatch(), divisor)
 
-    def prepare(self, bucket: Bucket, memory: Memory, rank: int, size: int, watch: Stopwatch) -> Prepared:
+    def prepare(self, bucket: Bucket, memory: Memory, trip: Trip) -> Prepared:
         """Compensate and encode a bucket. Nothing is remembered yet."""
         start = perf_counter()
+        packed, compensated = self._compensate(bucket, memory)
+        groups = self._groups(compensated) if self.per == "bucket" else list(zip(range(len(compensated))))
+        tensors = self._items(bucket, compensated, groups)
+        messages = self.topology.encode(tensors, trip.seed, trip.transport.size)
+        trip.watch.add("encode", start)
+        return Prepared(bucket, tensors, messages, compensated, groups, packed)
+
+    def report_failure(self, error: Exception, trip: Trip) -> NoReturn:
+        """Tell all ranks that a bucket could not be prepared, in the exchange in which they wait for it, and raise the error."""
+        with suppress(Exception):  # raises the error itself; where the others cannot be told, the error is still the reason
+            self.topology.fail(Failure(error), trip)
+        raise error
+
+    def _compensate(self, bucket: Bucket, memory: Memory) -> tuple[Packed | None, list[Compensated]]:
+        """Return every gradient plus its residual, and the small ones that were computed together."""
         packed = memory.own.compensate_small(bucket.names, bucket.gradients) if memory.own is not None and len(bucket.names) > 1 else None
         small = {} if packed is None else dict(zip(packed.indices, packed.compensated_of(bucket.gradients), strict=True))
         compensated: list[Compensated] = []
-        name = ""
-        try:
-            for index, (name, gradient) in enumerate(zip(bucket.names, bucket.gradients, strict=True)):
+        for index, (name, gradient) in enumerate(zip(bucket.names, bucket.gradients, strict=True)):
+            try:
                 compensated.append(small.get(index) or self._compensated(name, gradient, memory))
-            policy, groups, tensors = policy_at(self.policy, bucket.step), self._groups(compensated), []
-            for group in groups:
-                if len(group) == 1:
-                    name, gradient = bucket.names[group[0]], bucket.gradients[group[0]]
-                    _, content, source, idle = compensated[group[0]]
-                else:
-                    name, gradient, content, source, idle = _joint(group, bucket, compensated)
-                tensors.append(_item(name, gradient, content, source, idle, policy))
-        except Exception as error:
-            raise_named(error, name)
-        seed = StepSeed(self.seed, bucket.step, rank)
-        prepared = Prepared(tensors, self.topology.encode(tensors, seed, size), compensated, groups, packed)
-        watch.add("encode", start)
-        return prepared
+            except Exception as error:
+                raise_named(error, name)
+        return packed, compensated
 
     def _compensated(self, name: str, gradient: Gradient, memory: Memory) -> Compensated:
         """A gradient plus its residual. Frameworks drop the mean of a parameter that was not used, so its residual must stay here."""
@@ -169,29 +180,33 @@ class Reducer:
         return Compensated(total, content, source_of(content), idle)
 
     def _groups(self, compensated: Sequence[Compensated]) -> Sequence[Sequence[int]]:
-        """Which gradients make one tensor: each alone, or all large dense ones of a dtype together."""
-        if self.per == "parameter":
-            return list(zip(range(len(compensated))))
+        """Which gradients make one tensor: all large dense ones of a dtype together, each other one alone."""
         groups: dict[object, list[int]] = {}
         for index, (_, content, source, _) in enumerate(compensated):
             together = not isinstance(content, SparseTensor) and source.numel >= self.small_numel
             groups.setdefault(source.dtype if together else index, []).append(index)
         return list(groups.values())
 
+    def _items(self, bucket: Bucket, compensated: Sequence[Compensated], groups: Sequence[Sequence[int]]) -> list[Item]:
+        """Return what is sent: each gradient with its codec, or those of a group as one."""
+        policy, tensors = policy_at(self.policy, bucket.step), []
+        for group in groups:
+            if len(group) == 1:
+                (index,) = group
+                name, gradient, content = bucket.names[index], bucket.gradients[index], compensated[index]
+            else:
+                name, gradient, content = _joint(group, bucket, compensated)
+            try:
+                tensors.append(_item(name, gradient, content, policy))
+            except Exception as error:
+                raise_named(error, name)
+        return tensors
+
     # The exchange and after it
 
-    def deliver(
-        self, bucket: Bucket, prepared: Prepared | Exception, memory: Memory, transport: Transport, watch: Stopwatch
-    ) -> tuple[Delivery, StepStats]:
-        """Exchange a bucket and update the memory. A bucket that could not be prepared is reported to all ranks, and its error raised."""
-        sent_before = transport.sent_bytes
-        seed, divisor = StepSeed(self.seed, bucket.step, transport.rank), transport.size if self.average else 1
-        trip = Trip(transport, self._exchange(bucket), seed, memory.owned, watch, divisor)
-        if isinstance(prepared, Exception):
-            try:
-                self.topology.fail(Failure(prepared), trip)
-            finally:
-                raise prepared
+    def deliver(self, prepared: Prepared, memory: Memory, trip: Trip) -> tuple[Delivery, StepStats]:
+        """Exchange a bucket and update the memory."""
+        sent_before = trip.transport.sent_bytes
         delivery = self.topology.exchange(prepared.tensors, prepared.messages, trip)
         start = perf_counter()
         if delivery.is_finite:
@@ -199,39 +214,21 @@ class Reducer:
                 delivery.update_owned()
             if self.topology.has_owners:
                 memory.numels.update((tensor.name, tensor.numel) for tensor in prepared.tensors)
-            self._remember(bucket, prepared, delivery, memory)
-        watch.add("decode", start)
-        return delivery, self._cost(bucket, prepared, transport.sent_bytes - sent_before, watch)
+            self._remember(prepared, delivery, memory)
+        trip.watch.add("decode", start)
+        return delivery, self._cost(prepared, trip.transport.sent_bytes - sent_before, trip.watch)
 
-    def parts(self, bucket: Bucket, prepared: Prepared, parts: Sequence[Sequence[SparseTensor]]) -> list[Sequence[SparseTensor]]:
-        """Return the parts of every gradient, cut out of those of the tensors that gradients travelled in."""
-        if len(prepared.groups) == len(bucket.names):
-            return list(parts)
-        found: list[Sequence[SparseTensor]] = [[] for _ in bucket.names]
-        for group, column in zip(prepared.groups, parts, strict=True):
-            shapes = [tuple(bucket.gradients[index].shape) for index in group]
-            for index, own in zip(group, zip(*(sums.split(part, shapes) for part in column), strict=True), strict=True):
-                found[index] = own
-        return found
-
-    def write_small(self, bucket: Bucket, prepared: Prepared, parts: Sequence[Sequence[SparseTensor]], divisor: int) -> Sequence[int]:
-        """Write the means of the small gradients in place, in one call; return which ones these are."""
-        if prepared.packed is None:
-            return ()
-        prepared.packed.fill_(bucket.gradients, parts, divisor)
-        return prepared.packed.indices
-
-    def _remember(self, bucket: Bucket, prepared: Prepared, delivery: Delivery, memory: Memory) -> None:
+    def _remember(self, prepared: Prepared, delivery: Delivery, memory: Memory) -> None:
         if memory.own is None:
             return
-        sent = self.parts(bucket, prepared, list(zip(delivery.sent, strict=True)))
+        sent = prepared.by_gradient(list(zip(delivery.sent, strict=True)))
         small: set[int] = set()
         if prepared.packed is not None:
             small.update(prepared.packed.indices)
             memory.own.remember_small(prepared.packed, [sent[index][0] for index in prepared.packed.indices])
         for index, (total, _, _, idle) in enumerate(prepared.compensated):
             if index not in small and not idle:  # the total of an idle one is the gradient itself
-                memory.own.remember(bucket.names[index], total, sent[index][0])
+                memory.own.remember(prepared.bucket.names[index], total, sent[index][0])
 
     def _exchange(self, bucket: Bucket) -> Exchange:
         """Which exchange this is, the same on all ranks; the identity of a bucket is made once."""
@@ -239,16 +236,17 @@ class Reducer:
         key = (*bucket.names, len(shapes))
         known = self._exchanges.get(key)
         if known is None or known[0] != shapes:
-            identity = repr((title(self.policy), self.topology, self.per, self.small_numel, shapes))
+            tensors = [(name, tuple(shape)) for name, shape in zip(bucket.names, shapes, strict=True)]
+            identity = repr((title(self.policy), self.topology, self.per, self.small_numel, tensors))
             limit_bytes = sum(20 * prod(shape) + 4096 for shape in shapes)
             exchange = Exchange(summary(bucket.names), zlib.crc32(identity.encode()), 0, limit_bytes)
             known = self._exchanges[key] = shapes, exchange
         what = known[1]
         return Exchange(what.what, what.channel, bucket.step, what.limit_bytes)
 
-    def _cost(self, bucket: Bucket, prepared: Prepared, sent_bytes: int, watch: Stopwatch) -> StepStats:
+    def _cost(self, prepared: Prepared, sent_bytes: int, watch: Stopwatch) -> StepStats:
         spent = watch.seconds
-        cost = StepStats(bucket.step, 0, 0, sent_bytes, spent["encode"], spent["exchange"], spent["decode"])
+        cost = StepStats(prepared.bucket.step, 0, 0, sent_bytes, spent["encode"], spent["exchange"], spent["decode"])
         for message in prepared.messages:
             cost.message_bytes += len(message.blob)
             for tensor, record in zip(message.items, message.records, strict=True):
@@ -259,16 +257,17 @@ class Reducer:
 _SHAPE = attrgetter("shape")
 
 
-def _joint(group: Sequence[int], bucket: Bucket, compensated: Sequence[Compensated]) -> tuple[str, Gradient, Gradient, Source, bool]:
-    """The name of gradients that travel as one, themselves, what is sent of them, its source, and whether none of them was used."""
+def _joint(group: Sequence[int], bucket: Bucket, compensated: Sequence[Compensated]) -> tuple[str, Gradient, Compensated]:
+    """Return gradients that travel as one: their name, themselves, and what is sent of them; idle if none of them was used."""
     own, gradients = [compensated[index] for index in group], [bucket.gradients[index] for index in group]
     arrays = arrays_of(own[0].content)
     content = arrays.concatenate([each.content for each in own])
-    idle = all(each.idle for each in own)
-    return _joint_name([bucket.names[index] for index in group]), arrays.concatenate(gradients), content, source_of(content), idle
+    together = Compensated(content, content, source_of(content), all(each.idle for each in own))
+    return _joint_name([bucket.names[index] for index in group]), arrays.concatenate(gradients), together
 
 
-def _item(name: str, gradient: Gradient, content: Gradient, source: Source, idle: bool, policy: Policy) -> Item:
+def _item(name: str, gradient: Gradient, compensated: Compensated, policy: Policy) -> Item:
+    _, content, source, idle = compensated
     codec = policy.codec_for(name, source)
     if not idle and codec.sparsifier.lossless:
         touched = _touched(content, codec, gradient)

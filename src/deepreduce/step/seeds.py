@@ -1,4 +1,4 @@
-"""Seeds of all random draws of a step, mixed by a hash: no two ranks, tensors, steps or runs share their draws."""
+"""Seeds of all random draws of a step, mixed by a hash: tensors, steps and runs never share draws, ranks only those that they must."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Stopwatch:
         return _Span(self.seconds, part)
 
     def add(self, part: str, start: float) -> None:
-        """Count the seconds since `start`, a `time.perf_counter`."""
+        """Count the seconds since `start`, a `time.perf_counter`: one call in place of four, for what every step does."""
         self.seconds[part] += time.perf_counter() - start
 
 

@@ -15,14 +15,14 @@ from functools import lru_cache
 from itertools import chain, pairwise
 from math import ceil
 from time import perf_counter
-from typing import ClassVar, NoReturn, TypeVar
+from typing import ClassVar, TypeVar
 from zlib import crc32
 
 from ..errors import ConfigError, FormatError
 from ..parameters import shown
 from ..tensor import SparseTensor, Support
 from . import items, sums
-from .frame import Failure, PeerFailure
+from .frame import Failure, PeerFailure, UnknownLength
 from .items import Encoded, Item
 from .owner import Owner
 from .seeds import StepSeed
@@ -50,7 +50,7 @@ class Topology(ABC):
 
     @abstractmethod
     def fail(self, failure: Failure, trip: Trip) -> None:
-        """Tell all ranks that this one has no messages, in the exchange that they are in."""
+        """Tell all ranks that this one has no messages, in the exchange that they are in, and raise its error as one that was reported."""
 
     def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
         """Return the range of a tensor that a rank owns."""
@@ -87,10 +87,10 @@ class Server(Topology):
 
     def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
         try:
-            received: list[memoryview] | None = trip.gather(messages[0].blob)
-        except (FormatError, PeerFailure) as error:
-            self._refuse(Failure(error), trip)
-        owner = None if received is None else Owner.reduce(messages[0], received, trip, [None] * len(tensors))
+            received = trip.gather(messages[0].blob)
+            owner = None if received is None else Owner.reduce(messages[0], received, trip, [None] * len(tensors))
+        except (FormatError, PeerFailure) as error:  # at the root: the others wait for the broadcast
+            owner = Failure(error)
         blob = trip.broadcast(owner.message.blob if isinstance(owner, Owner) else owner)
         with trip.watch("decode"):
             sent, means = items.decode([messages[0], items.read(blob, tensors, ROOT)])
@@ -98,14 +98,15 @@ class Server(Topology):
         return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
 
     def fail(self, failure: Failure, trip: Trip) -> None:
-        with suppress(FormatError, PeerFailure):  # the root reads its own failure too, and the others still wait for the broadcast
+        try:
             trip.gather(failure)
-        trip.broadcast(failure if trip.transport.rank == ROOT else None)
-
-    def _refuse(self, failure: Failure, trip: Trip) -> NoReturn:
-        """Tell the ranks that wait for the mean why there is none."""
-        trip.broadcast(failure)
-        raise failure.error
+        except UnknownLength:
+            raise
+        except (FormatError, PeerFailure):
+            pass  # the root reads its own failure too, and the others still wait for the broadcast
+        with suppress(PeerFailure):  # by which the root tells all ranks
+            trip.broadcast(failure if trip.transport.rank == ROOT else None)
+        failure.raise_reported()
 
     def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
         return (0, numel) if rank == ROOT else (0, 0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import CorruptError
-from .frame import HEAD_BYTES, Buffer, Exchange, frame_bytes, open_frames, seal
+from .frame import HEAD_BYTES, Buffer, Exchange, UnknownLength, frame_bytes, is_reported, open_frames, seal
 
 ROOT = 0
 """The rank that gathers and broadcasts."""
@@ -134,14 +136,36 @@ class Padded(GatherOnly):
         """Return the buffers of all ranks, which are all of one size."""
 
 
+def close_unless_reported(transport: Transport, error: BaseException) -> None:
+    """Hang up after an error that the other ranks do not know of: they must not wait. After one that they were told of, all can go on."""
+    if not is_reported(error):
+        transport.close()
+
+
+def all_gather_array(array: NDArray[Any], transport: Transport, exchange: Exchange) -> NDArray[Any]:
+    """Return the arrays of all ranks, which have one size and dtype, as the rows of one.
+
+    >>> all_gather_array(np.array([1.5, 2.0]), Alone(), Exchange("demo", 0, 0, 16))
+    array([[1.5, 2. ]])
+    """
+    frames = transport.all_gather(seal(array.tobytes(), exchange), exchange)
+    rows = open_frames(frames, exchange, transport.rank)
+    for sender, row in enumerate(rows):
+        if len(row) != array.nbytes:
+            raise CorruptError(f"rank {sender} sent {len(row)} bytes for {exchange.what}, here they are {array.nbytes}")
+    return np.frombuffer(b"".join(rows), array.dtype).reshape(len(rows), *array.shape)
+
+
 def checked_bytes(start: Buffer, sender: int, exchange: Exchange) -> int:
     """Return the length of a frame whose head came from `sender`, at most what the exchange allows."""
     try:
         size_bytes = frame_bytes(start)
     except CorruptError as error:
-        raise CorruptError(f"message of rank {sender} for {exchange.what}: {error}") from error
+        raise UnknownLength(f"message of rank {sender} for {exchange.what}: {error}") from error
     if size_bytes > exchange.limit_frame_bytes:
-        raise CorruptError(f"rank {sender} announces a frame of {size_bytes} bytes for {exchange.what}, limit {exchange.limit_frame_bytes}")
+        raise UnknownLength(
+            f"rank {sender} announces a frame of {size_bytes} bytes for {exchange.what}, limit {exchange.limit_frame_bytes}"
+        )
     return size_bytes
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from .frame import Exchange, open_frames, seal
-from .transport import Transport
+from .frame import Exchange
+from .transport import Transport, all_gather_array
 
 Way = Literal["compressed", "dense", "bf16", "allgather"]
 """How a step is sent: by the spec, by an allreduce of the gradients, by one of their values in bfloat16, or by the spec without owners."""
@@ -42,9 +42,8 @@ def agreed_largest(numbers: Sequence[float], transport: Transport, exchange: Exc
     >>> agreed_largest([1.5, 2.0], Alone(), Exchange("demo", 0, 0, 16))
     [1.5, 2.0]
     """
-    frames = transport.all_gather(seal(np.array(numbers, "<f8").tobytes(), exchange), exchange)
-    everyone = [np.frombuffer(body, "<f8") for body in open_frames(frames, exchange, transport.rank)]
-    return [float(number) for number in np.max(everyone, axis=0)]
+    largest: list[float] = all_gather_array(np.array(numbers, "<f8"), transport, exchange).max(axis=0).tolist()
+    return largest
 
 
 @dataclass(frozen=True)

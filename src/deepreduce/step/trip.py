@@ -55,9 +55,9 @@ class Trip:
         return self._opened(payloads[0], frames, exchange)
 
     def _opened(self, payload: Payload, frames: Sequence[Buffer], exchange: Exchange) -> list[memoryview]:
-        """Return the messages; a rank that failed raises its own error, not what the others make of it."""
+        """Return the messages; a rank that failed raises its own error, of which all ranks know now."""
         if isinstance(payload, Failure):
-            raise payload.error
+            payload.raise_reported()
         return open_frames(frames, exchange, self.transport.rank)
 
 

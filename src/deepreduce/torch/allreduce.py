@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from ..errors import InputError
-from ..step.trial import DENSE
+from ..step.trial import DENSE, Way
 from . import dense
 from .state import DeepReduceState
 
@@ -34,13 +34,39 @@ def allreduce_(
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
     way = state.way()
-    if way not in DENSE:
-        state.reduce_now(labels, listed, last, way)
+    if way in DENSE:
+        _dense_allreduce_(labels, listed, state, last, way)
     else:
-        ends = [last and index == len(listed) - 1 for index in range(len(listed))]
-        started = [dense.all_reduce(state, *given, way) for given in zip(listed, zip(labels), zip(listed), ends, strict=True)]
-        for reduced in started:
-            reduced.wait()
+        state.reduce_now(labels, listed, last, way)
+
+
+@torch.no_grad()
+def _dense_allreduce_(names: Sequence[str], tensors: Sequence[torch.Tensor], state: DeepReduceState, last: bool, way: Way) -> None:
+    """Replace tensors by their means, all dense ones of a dtype and device in one buffer."""
+    groups: dict[object, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        together = (tensor.dtype, tensor.device) if tensor.layout == torch.strided else index
+        groups.setdefault(together, []).append(index)
+    started = []
+    for number, group in enumerate(groups.values(), 1):
+        own = [tensors[index] for index in group]
+        buffer, parts = _joined(own)
+        ends = last and number == len(groups)
+        started.append((dense.all_reduce(state, buffer, [names[index] for index in group], parts, ends, way), own, parts))
+    for reduced, own, parts in started:
+        reduced.wait()
+        for tensor, part in zip(own, parts, strict=True):
+            if part is not tensor:
+                tensor.copy_(part)
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:
+    """Return one buffer of tensors, and each of them as a part of it; a single one is its own buffer if it can be."""
+    if len(tensors) == 1 and (tensors[0].layout != torch.strided or tensors[0].is_contiguous()):
+        return tensors[0], tensors
+    buffer = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    cut = buffer.split([tensor.numel() for tensor in tensors])  # type: ignore[no-untyped-call]
+    return buffer, [part.view(tensor.shape) for part, tensor in zip(cut, tensors, strict=True)]
 
 
 def _checked(names: Sequence[str], count: int) -> Sequence[str]:

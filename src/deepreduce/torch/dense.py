@@ -13,6 +13,7 @@ from torch.futures import Future
 from ..step.flush import flushed, forget_sent
 from ..step.stats import StepStats, ring_bytes
 from ..step.trial import Way
+from .transport import rank_and_size
 from .views import view, write_gradient
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ def _flush(state: DeepReduceState, names: Sequence[str], gradients: Sequence[tor
         return []
     state.follow_scale()
     views = [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
-    transport = state.transport
-    changed = flushed(state.memory, state.reducer.topology, names, views, transport.rank, transport.size)
+    rank, size = rank_and_size(state.options.process_group)
+    changed = flushed(state.memory, state.reducer.topology, names, views, rank, size)
     for index, total in changed.items():
         write_gradient(gradients[index], total)
     return [names[index] for index in changed]

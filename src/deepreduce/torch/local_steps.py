@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from functools import partial
-from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Literal, Self
 from warnings import warn
@@ -23,25 +23,31 @@ from ..parameters import natural, shown
 from ..step.arrays import arrays_of
 from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint
-from ..step.local import DIGEST_BYTES, Capture, LocalTraining, check_equal
+from ..step.local import Capture, LocalTraining, check_equal, digest
 from ..step.policy import BySize, ExceptDense, Spec, policy_at, policy_of, title
 from ..step.recipes import LOCAL_RECIPES, local_recipe
 from ..step.reducer import Reducer
 from ..step.residual import Gradient, ResidualMemory
 from ..step.stats import Stats, StepStats
 from ..step.topology import Topology
-from ..step.transport import Transport
+from ..step.transport import Alone, Transport
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
 from .hook import noop_hook
+from .names import plain_names, unwrapped
 from .outer import Outer, OuterOptimizer
 from .state import memory_named, topology_named
-from .transport import connect
+from .transport import connect, rank_and_size
 from .views import view, wait_for
 
 _KEYS = {"exchange", "anchors", "steps", "outer", "pending"}
 _PENDING_KEYS = {"means", "values"}
-_COMPILED = "_orig_mod."  # what torch.compile puts into the names of parameters
+
+
+class _Given(Enum):
+    """What stands for an argument that was left out, where None has a meaning of its own."""
+
+    NOT = "not given"
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,15 +70,16 @@ class LocalSteps:
     - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
     - `every`: steps between two syncs; default 1.
-    - `outer`: None applies the mean. An optimizer of the same parameters, or what makes one of a list of parameters, takes a step from
-      the last sync with the mean change as gradient, such as ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
+    - `outer`: None, the default without a recipe, applies the mean. An optimizer of the same parameters, or what makes one of a list of
+      parameters, takes a step from the last sync with the mean change as gradient, such as
+      ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
     - `delay`: how many local steps the exchange of a sync runs beside, below `every`; default 0: the sync waits for it. The change is
       taken after `every` steps, and its mean is applied `delay` steps later: the parameters become the new anchor plus what this rank did
       meanwhile, which is part of the next change. All ranks then have the same anchor bit for bit, and the same parameters after `sync()`.
       An error of the exchange is raised in the step that would apply the mean.
     - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
       specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
-    - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; each may still be given.
+    - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; what is given replaces its part.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, ``"keep"`` leaves each rank its own.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
     - `topology`, `memory`, `small_tensor_numel`, `process_group`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
@@ -93,7 +100,7 @@ class LocalSteps:
         optimizer: Optimizer,
         spec: Spec | None = None,
         every: int | None = None,
-        outer: OuterOptimizer | None = None,
+        outer: OuterOptimizer | Literal[_Given.NOT] | None = _Given.NOT,
         *,
         delay: int = 0,
         bytes_per_step: float | None = None,
@@ -121,9 +128,10 @@ class LocalSteps:
             chosen = local_recipe(recipe)
             spec, every = chosen.spec if spec is None else spec, chosen.every if every is None else every
             sgd = partial(torch.optim.SGD, lr=chosen.outer_rate, momentum=chosen.outer_momentum, nesterov=True)
-            outer = sgd if outer is None else outer
+            outer = sgd if outer is _Given.NOT else outer
+        outer = None if outer is _Given.NOT else outer
         assert spec is not None
-        self._model = model if parallel is None else parallel.module
+        self._model = unwrapped(model)
         self._optimizer = optimizer
         self._averaged = frozenset(_float_buffers(self._model)) if buffers == "mean" else frozenset()
         policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
@@ -140,7 +148,7 @@ class LocalSteps:
         self._worker = Worker("deepreduce exchange")
         self._pending: _Pending | None = None
         self._title = f"{title(spec)}, every {self.every}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
-        self._stats, self._connect = Stats(history), partial(connect, process_group, timeout)
+        self._stats, self._process_group, self._timeout = Stats(history), process_group, timeout
         self._transport: Transport | None = None
         self._steps_seen = 0
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
@@ -153,7 +161,7 @@ class LocalSteps:
         hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
         self._undo: list[Callable[[], object]] = [hook.remove for hook in hooks]
         if scaler is not None:
-            self._undo.append(self._count_skipped_steps(scaler))
+            self._undo.append(_CountedSteps.on(scaler).add(self))
         if parallel is not None:
             self._silence(parallel)
 
@@ -183,7 +191,9 @@ class LocalSteps:
     def transport(self) -> Transport:
         """The other ranks: connected at first use."""
         if self._transport is None:
-            self._transport = self._connect()
+            if not dist.is_initialized():
+                return Alone()  # not kept, as a process group may come
+            self._transport = connect(self._process_group, self._timeout)
             weakref.finalize(self, self._transport.close).atexit = False
         return self._transport
 
@@ -274,7 +284,7 @@ class LocalSteps:
         new = [parameter for parameter in listed if parameter.requires_grad and id(parameter) not in known]
         if not new:
             return
-        names = {id(parameter): name.replace(_COMPILED, "") for name, parameter in self._model.named_parameters()}
+        names = {id(parameter): name for name, parameter in plain_names(self._model.named_parameters()).items()}
         for parameter in new:
             if id(parameter) not in names:
                 raise ConfigError(f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not one of the model")
@@ -296,20 +306,9 @@ class LocalSteps:
             self._hang_up()
             raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
 
-    def _count_skipped_steps(self, scaler: torch.amp.GradScaler) -> Callable[[], object]:
-        """Count steps that a scaler skips: it then does not call the optimizer. Return what ends that."""
-        step = scaler.step
-
-        def counted(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            seen = self._steps_seen
-            result = step(optimizer, *args, **kwargs)
-            if optimizer is self._optimizer and self._steps_seen == seen:
-                self._before_step()
-                self._after_step()
-            return result
-
-        scaler.step = counted  # type: ignore[method-assign]
-        return partial(scaler.__dict__.pop, "step", None)
+    def _count_skipped_step(self) -> None:
+        self._before_step()
+        self._after_step()
 
     # Checkpoints
 
@@ -320,7 +319,7 @@ class LocalSteps:
         """
         pending = None if self._pending is None else {"means": self._pending.outcome.result()[0], "values": self._pending.values}
         training = self._training
-        checkpoint = Checkpoint.of(training.syncs, training.reducer, training.memory, self.transport)
+        checkpoint = Checkpoint.of(training.syncs, training.reducer, training.memory, *rank_and_size(self._process_group))
         return {
             "exchange": mapped_to_torch(checkpoint.write()),
             "anchors": _copied(training.anchors),
@@ -342,7 +341,7 @@ class LocalSteps:
         self._adopt()
         training, tensors = self._training, self._tensors()
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
-        checkpoint.expect(training.reducer, self.transport, list(tensors))
+        checkpoint.expect(training.reducer, *rank_and_size(self._process_group), list(tensors))
         anchors, pending = _loaded(state["anchors"], tensors), _loaded_pending(state["pending"], tensors)
         steps = natural(state["steps"], "the steps of a state")
         without = sorted(set(pending.values) - set(anchors)) if pending is not None else []
@@ -387,6 +386,45 @@ class LocalSteps:
             self._hang_up()  # others may have failed too, and not come
 
 
+class _CountedSteps:
+    """Stands in for `GradScaler.step`, and counts the steps that it skips for all `LocalSteps` of their optimizers.
+
+    A skipped step does not call the optimizer. One object serves a scaler, so that its `LocalSteps` may be closed in any order.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self._scaler, self._step = scaler, scaler.step
+        self._replaced = {name: own for name, own in vars(scaler).items() if name == "step"}
+        self._counting: list[LocalSteps] = []
+
+    @classmethod
+    def on(cls, scaler: torch.amp.GradScaler) -> _CountedSteps:
+        """Return the object that stands on a scaler; put one there if there is none."""
+        if not isinstance(vars(scaler).get("step"), cls):
+            vars(scaler)["step"] = cls(scaler)
+        standing: _CountedSteps = vars(scaler)["step"]
+        return standing
+
+    def add(self, local: LocalSteps) -> Callable[[], object]:
+        """Count for this one too; return what ends that."""
+        self._counting.append(local)
+        return partial(self._remove, local)
+
+    def _remove(self, local: LocalSteps) -> None:
+        self._counting.remove(local)
+        if not self._counting and vars(self._scaler).get("step") is self:
+            del vars(self._scaler)["step"]  # what the class has shows again
+            vars(self._scaler).update(self._replaced)
+
+    def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = [(local, local._steps_seen) for local in self._counting if local._optimizer is optimizer]
+        result = self._step(optimizer, *args, **kwargs)
+        for local, seen in before:
+            if local._steps_seen == seen:
+                local._count_skipped_step()
+        return result
+
+
 def _exchanged(
     training: LocalTraining, capture: Capture, transport: Transport, parameters: list[torch.nn.Parameter], ready: Callable[[], None]
 ) -> tuple[dict[str, Gradient], StepStats | None]:
@@ -411,8 +449,7 @@ def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
 
 
 def _float_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    named = {name.replace(_COMPILED, ""): buffer for name, buffer in model.named_buffers()}
-    return {name: buffer for name, buffer in named.items() if buffer.is_floating_point() and buffer.numel()}
+    return {name: buffer for name, buffer in plain_names(model.named_buffers()).items() if buffer.is_floating_point() and buffer.numel()}
 
 
 def _is_sparse(policy: ExceptDense) -> bool:
@@ -422,8 +459,7 @@ def _is_sparse(policy: ExceptDense) -> bool:
 
 
 def _digest(anchor: Any) -> bytes:
-    host = to_numpy(anchor) if isinstance(anchor, torch.Tensor) else anchor
-    return blake2b(host.tobytes(), digest_size=DIGEST_BYTES).digest()
+    return digest(to_numpy(anchor) if isinstance(anchor, torch.Tensor) else anchor)
 
 
 def _copied(table: Mapping[str, Any]) -> Any:

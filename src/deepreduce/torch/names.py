@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import ConfigError
+
+T = TypeVar("T")
+_COMPILED = "_orig_mod"  # what torch.compile calls the module inside
+
+
+def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module inside DDP and `torch.compile`, however they are nested."""
+    inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, _COMPILED, None)
+    return unwrapped(inner) if isinstance(inner, torch.nn.Module) else model
+
+
+def plain_names(named: Iterable[tuple[str, T]]) -> dict[str, T]:
+    """Return what has names, such as the parameters of a module, by the names that it has where nothing is compiled.
+
+    >>> plain_names([("0._orig_mod.weight", 1), ("0._orig_mod.bias", 2)])
+    {'0.weight': 1, '0.bias': 2}
+    """
+    return {name.replace(f"{_COMPILED}.", ""): value for name, value in named}
 
 
 class Names:
@@ -30,8 +49,7 @@ class Names:
 
     def bind(self, model: torch.nn.Module) -> None:
         """Take the names of a model; parameters that are not in it are refused from then on."""
-        inner = model.module if isinstance(model, DistributedDataParallel) else model
-        named = dict(inner.named_parameters())
+        named = plain_names(unwrapped(model).named_parameters())
         for name, parameter in named.items():
             self._names[parameter] = name
         self._known = list(named)

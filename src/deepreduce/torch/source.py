@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .. import kernels
 from ..errors import InputError
 from ..message import DEFAULT_MAX_NUMEL, Record
-from ..pipeline import read_named, read_single, restore
+from ..pipeline import read_single, restore
 from ..source import DenseSource, Source, Space, SparseSource
 from ..tensor import FLOAT_DTYPES, Positions, Shape, SparseTensor, Support, Values
 from . import membership
@@ -175,16 +175,6 @@ def sparse_of(tensor: torch.Tensor) -> SparseTensor:
     return SparseTensor(to_numpy(indices.reshape(-1)), to_numpy(stored.values().reshape(-1)), tuple(stored.shape))
 
 
-def add_sparse_(flat: torch.Tensor, tensor: SparseTensor, alpha: float = 1) -> torch.Tensor:
-    """Add `alpha` times a sparse tensor to a flat dense one, in place, on its device and in its dtype; the same bits on every run.
-
-    >>> add_sparse_(torch.ones(3), SparseTensor([1], np.float32([5]), (3,)))
-    tensor([1., 6., 1.])
-    """
-    positions, values = to_torch(tensor.indices).to(flat.device), to_torch(tensor.values).to(flat.device, flat.dtype)
-    return flat.scatter_add_(0, positions, values * alpha)  # five times as fast on a CPU as index_add_
-
-
 def scatter(tensor: SparseTensor, device: torch.device) -> torch.Tensor:
     """The dense tensor on a device, zero elsewhere; only what is stored crosses to it.
 
@@ -203,11 +193,6 @@ def decode_sparse(blob: Buffer, device: torch.device, max_numel: int = DEFAULT_M
     array([3.], dtype=float32)
     """
     return _restored(read_single(blob, max_numel), device)
-
-
-def decode_many_sparse(blob: Buffer, device: torch.device, max_numel: int = DEFAULT_MAX_NUMEL) -> dict[str, SparseTensor]:
-    """`deepreduce.decode_many_sparse`, with the steps over all positions on a device."""
-    return {name: _restored(record, device) for name, record in read_named(blob, max_numel).items()}
 
 
 def _restored(record: Record, device: torch.device) -> SparseTensor:

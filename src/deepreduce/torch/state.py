@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -18,20 +19,20 @@ from ..errors import ConfigError
 from ..parameters import natural, shown
 from ..step.checkpoint import Checkpoint
 from ..step.flush import take_back
-from ..step.frame import Exchange, PeerFailure
+from ..step.frame import Exchange
 from ..step.policy import Spec, policy_of, title
 from ..step.recipes import GRADIENT_RECIPES, gradient_recipe
 from ..step.reducer import Bucket, Memory, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats, StepStats
-from ..step.stopwatch import Stopwatch
 from ..step.topology import AllGather, Topology, topology_of
-from ..step.transport import Transport
+from ..step.transport import Alone, Transport, close_unless_reported
 from ..step.trial import Trial, Way, agreed_largest
+from ..step.trip import Trip
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch
 from .names import Names
-from .transport import connect
+from .transport import connect, rank_and_size
 from .views import view, wait_for, write_mean
 
 
@@ -51,7 +52,6 @@ class Options:
     scaler: Scaler | None
     timeout: timedelta | None
     dense: bool
-    never_slower: bool
 
     def __post_init__(self) -> None:
         if self.timeout is not None and (not isinstance(self.timeout, timedelta) or self.timeout <= timedelta()):
@@ -62,13 +62,13 @@ class DeepReduceState:
     """Everything `deepreduce_hook` needs; give both to `DistributedDataParallel.register_comm_hook`.
 
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`.
-    - `process_group`: who takes part; default all ranks. A group of its own is made of its members at the first step.
+    - `process_group`: who takes part; default all ranks. The state opens gloo connections of its own between them at the first step.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`; ``"dense"`` is a plain allreduce.
-    - `memory`: ``"residual"`` for error feedback, ``"none"``, or a `ResidualMemory` with decay and momentum.
+    - `memory`: ``"residual"`` for error feedback (the default without a recipe), ``"none"``, or a `ResidualMemory` with decay and momentum.
     - `small_tensor_numel`: smaller tensors travel as they are. (An object with `codec_for` decides that itself.)
     - `per`: where top-r is taken, in each ``"parameter"`` or over a whole ``"bucket"``.
     - `recipe`: ``"sgd"`` is Deep Gradient Compression: a density that falls to 1% over 500 steps, and momentum correction, so that the
-      optimizer itself has no momentum. `spec` and `memory` may still be given.
+      optimizer itself has no momentum. A `spec` or a `memory` that is given replaces its part.
     - `model`: gives parameters their names in checkpoints, errors and tables; otherwise they are numbered.
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
     - `never_slower`: time compressed steps, dense ones, dense ones in bfloat16 and, beside another topology, compressed ones by allgather,
@@ -77,7 +77,7 @@ class DeepReduceState:
     - `seed`: of all that is drawn at random. `timeout`: of an exchange. `history`: steps of which `stats()` keeps the details.
 
     A state can be pickled and copied, before and between steps; the copy opens connections of its own. `close()`, or leaving a ``with``,
-    ends its threads and its process group.
+    ends its threads and connections.
 
     >>> with DeepReduceState("topr:0.01/raw/fp16") as state:
     ...     print(state)
@@ -89,7 +89,7 @@ class DeepReduceState:
         spec: Spec | None = None,
         process_group: dist.ProcessGroup | None = None,
         topology: str | Topology = "allgather",
-        memory: Literal["residual", "none"] | ResidualMemory = "residual",
+        memory: Literal["residual", "none"] | ResidualMemory | None = None,
         small_tensor_numel: int = 1024,
         per: Literal["parameter", "bucket"] = "parameter",
         *,
@@ -105,11 +105,12 @@ class DeepReduceState:
             raise ConfigError(f"per is 'parameter' or 'bucket', got {per!r}")
         if recipe is not None:
             chosen = gradient_recipe(recipe)
-            spec, memory = chosen.schedule() if spec is None else spec, chosen.memory() if memory == "residual" else memory
+            spec, memory = chosen.schedule() if spec is None else spec, chosen.memory() if memory is None else memory
+        memory = "residual" if memory is None else memory
         if spec is None:
             raise ConfigError(f"give a spec, or a recipe: {', '.join(GRADIENT_RECIPES)}")
         policy = policy_of(spec, small_tensor_numel)
-        self.options = Options(process_group, scaler, timeout, topology == "dense", never_slower)
+        self.options = Options(process_group, scaler, timeout, topology == "dense")
         self.reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), per, small_tensor_numel)
         self._without_owners = replace(self.reducer, topology=AllGather())
         self.memory = memory_named(memory)
@@ -154,6 +155,8 @@ class DeepReduceState:
     def transport(self) -> Transport:
         """The other ranks. Opened at first use, as a process group may not be there yet when a state is made."""
         if self._transport is None:
+            if not dist.is_initialized():
+                return Alone()  # not kept, as a process group may come
             self._transport = connect(self.options.process_group, self.options.timeout)
             weakref.finalize(self, self._transport.close).atexit = False
         return self._transport
@@ -161,7 +164,7 @@ class DeepReduceState:
     # Life
 
     def close(self) -> None:
-        """End the threads and the process group of this state; what it remembers stays. The next step would open new ones."""
+        """End the threads and connections of this state; what it remembers stays. The next step would open new ones."""
         self._encoding.close()
         self._exchanging.close()
         if self._transport is not None:
@@ -178,7 +181,7 @@ class DeepReduceState:
         """Everything but connections. A process group cannot be pickled; a copy in this process keeps it (see `__deepcopy__`)."""
         kept = {key: value for key, value in vars(self).items() if key not in ("_encoding", "_exchanging", "_transport")}
         options = self.options
-        return kept | {"options": Options(None, None, options.timeout, options.dense, options.never_slower)}
+        return kept | {"options": Options(None, None, options.timeout, options.dense)}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         vars(self).update(kept)
@@ -196,7 +199,7 @@ class DeepReduceState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank must remember; every rank has its own. Loads with `torch.load(..., weights_only=True)`."""
-        checkpoint = Checkpoint.of(self.step, self.reducer, self.memory, self.transport)
+        checkpoint = Checkpoint.of(self.step, self.reducer, self.memory, *rank_and_size(self.options.process_group))
         state: dict[str, Any] = mapped_to_torch(checkpoint.write())
         return state
 
@@ -206,7 +209,7 @@ class DeepReduceState:
         `reshard` makes the states of all ranks into those of another number of ranks. A state that does not fit changes nothing.
         """
         checkpoint = Checkpoint.read(mapped_to_numpy(state))
-        checkpoint.expect(self.reducer, self.transport, self.names.known)
+        checkpoint.expect(self.reducer, *rank_and_size(self.options.process_group), self.names.known)
         checkpoint.restore(self.memory)
         self.step = checkpoint.step
         if self._trial is not None:
@@ -235,67 +238,59 @@ class DeepReduceState:
 
         Buckets are exchanged in the order of these calls, the same on all ranks; one is encoded while the one before is exchanged.
         """
-        bucket, reducer = self._bucket(names, gradients, last), self._reducer_of(way)
-        ready, transport, watch = wait_for(gradients), self.transport, Stopwatch()
-        prepared = self._encoding.submit(lambda: self._prepare(reducer, bucket, transport, watch, ready))
-        return self._exchanging.submit(lambda: self._deliver(reducer, bucket, gradients, transport, watch, prepared.result()))
+        bucket, reducer, trip = self._begin(names, gradients, last, way)
+        prepared = self._encoding.submit(partial(self._prepare, reducer, bucket, trip, wait_for(gradients)))
+        return self._exchanging.submit(lambda: self._deliver(reducer, gradients, trip, prepared.result))
 
     def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True, way: Way = "compressed") -> None:
         """Replace each gradient by the mean over all ranks, on this thread."""
-        bucket, reducer = self._bucket(names, gradients, last), self._reducer_of(way)
-        transport, watch = self.transport, Stopwatch()
-        prepared = self._prepare(reducer, bucket, transport, watch, wait_for(gradients))
-        self._deliver(reducer, bucket, gradients, transport, watch, prepared)
+        bucket, reducer, trip = self._begin(names, gradients, last, way)
+        self._deliver(reducer, gradients, trip, partial(self._prepare, reducer, bucket, trip, wait_for(gradients)))
 
     def end_step(self) -> None:
         """Close a step of which no bucket was the last one, when all its buckets are done."""
         self._stats.add(StepStats(self.step))
         self.step += 1
 
-    def _bucket(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool) -> Bucket:
-        bucket = Bucket(names, [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)], self.step, last)
+    def _begin(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool, way: Way) -> tuple[Bucket, Reducer, Trip]:
+        """Return a bucket of torch tensors, who reduces it, and its way between the ranks."""
+        bucket, reducer = Bucket(names, gradients, self.step, last), self._without_owners if way == "allgather" else self.reducer
+        trip = reducer.trip(bucket, self.memory, self.transport)
         self.step += 1 if last else 0
-        return bucket
+        return bucket, reducer, trip
 
-    def _reducer_of(self, way: Way) -> Reducer:
-        return self._without_owners if way == "allgather" else self.reducer
-
-    def _prepare(self, reducer: Reducer, bucket: Bucket, transport: Transport, watch: Stopwatch, ready: Any) -> Prepared | Exception:
-        try:
-            ready()
+    def _prepare(self, reducer: Reducer, given: Bucket, trip: Trip, ready: Callable[[], None]) -> Prepared:
+        ready()
+        tensors: Sequence[Any] = given.gradients
+        bucket = Bucket(given.names, list(map(view, given.names, tensors)), given.step, given.last)
+        if self.options.scaler is not None:
             self.follow_scale()
-            if reducer is not self.reducer:
-                take_back(self.memory, self.reducer.topology, bucket.names, bucket.gradients, transport.rank, transport.size)
-            return reducer.prepare(bucket, self.memory, transport.rank, transport.size, watch)
-        except Exception as error:
-            return error
+        if reducer is not self.reducer:
+            take_back(self.memory, self.reducer.topology, bucket.names, bucket.gradients, trip.transport.rank, trip.transport.size)
+        return reducer.prepare(bucket, self.memory, trip)
 
-    def _deliver(
-        self,
-        reducer: Reducer,
-        bucket: Bucket,
-        gradients: Sequence[torch.Tensor],
-        transport: Transport,
-        watch: Stopwatch,
-        prepared: Prepared | Exception,
-    ) -> None:
+    def _deliver(self, reducer: Reducer, gradients: Sequence[torch.Tensor], trip: Trip, prepare: Callable[[], Prepared]) -> None:
+        """Exchange what `prepare` gives, and write the means over the gradients. All ranks are told of an error of it."""
         try:
-            delivery, cost = reducer.deliver(bucket, prepared, self.memory, transport, watch)
-        except PeerFailure:
-            raise  # told to all ranks: the next step may go well
+            try:
+                prepared = prepare()
+            except Exception as error:
+                reducer.report_failure(error, trip)
+            delivery, cost = reducer.deliver(prepared, self.memory, trip)
         except BaseException as error:
-            if prepared is not error:
-                transport.close()  # here alone: the others must not wait
+            close_unless_reported(trip.transport, error)
             raise
-        assert isinstance(prepared, Prepared)  # else `deliver` has raised
-        start, means = time.perf_counter(), reducer.parts(bucket, prepared, delivery.parts)
-        small = set(reducer.write_small(bucket, prepared, means, delivery.divisor))
-        for index, (gradient, seen, parts) in enumerate(zip(gradients, bucket.gradients, means, strict=True)):
+        start, means = perf_counter(), prepared.by_gradient(delivery.parts)
+        seen, small = prepared.bucket.gradients, set[int]()
+        if prepared.packed is not None:
+            prepared.packed.fill_(seen, means, delivery.divisor)
+            small.update(prepared.packed.indices)
+        for index, gradient in enumerate(gradients):
             if index not in small:
-                write_mean(gradient, seen, parts, delivery.divisor)
-        watch.add("decode", start)
-        cost.decode_seconds = watch.seconds["decode"]
-        self._stats.add(cost, bucket.last)
+                write_mean(gradient, seen[index], means[index], delivery.divisor)
+        trip.watch.add("decode", start)
+        cost.decode_seconds = trip.watch.seconds["decode"]
+        self._stats.add(cost, prepared.bucket.last)
 
 
 def topology_named(topology: str | Topology) -> Topology:

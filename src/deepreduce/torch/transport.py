@@ -34,6 +34,18 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     return Gloo(gloo_between(members, timeout), members.index(dist.get_rank()), len(members))
 
 
+def rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """Return the rank of this process in a group, and how many there are, without connecting to them; alone where there is no group.
+
+    >>> rank_and_size(None)
+    (0, 1)
+    """
+    if not dist.is_initialized():
+        return 0, 1
+    members = members_of(process_group)
+    return members.index(dist.get_rank()), len(members)
+
+
 def members_of(process_group: dist.ProcessGroup | None) -> list[int]:
     """Return the ranks of a group, of which this process must be one; None is the group of all."""
     members = dist.get_process_group_ranks(process_group or dist.group.WORLD)

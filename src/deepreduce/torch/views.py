@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..errors import InputError
 from ..pipeline import raise_named
 from ..step import sums
 from ..step.arrays import HOST, arrays_of
@@ -25,6 +26,8 @@ def view(name: str, gradient: torch.Tensor) -> Any:
         numpy_dtype(gradient.dtype)  # refuses what is not a float
         if gradient.layout == torch.sparse_coo:
             return sparse_of(gradient)
+        if gradient.layout != torch.strided:
+            raise InputError(f"a gradient is a strided or a sparse COO tensor, got layout {gradient.layout}")
         return to_numpy(gradient) if gradient.is_cpu else gradient.detach()
     except Exception as error:
         raise_named(error, name)
