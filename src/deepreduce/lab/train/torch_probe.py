@@ -74,6 +74,13 @@ class Paced(Stopwatch):
     def __call__(self, part: str) -> Iterator[None]:
         with super().__call__(part):
             yield
+        self._pace(part)
+
+    def add(self, part: str, start: float) -> None:
+        super().add(part, start)
+        self._pace(part)
+
+    def _pace(self, part: str) -> None:
         if part == "exchange" and self._gloo is not None:
             self._gloo.barrier().wait()
 
