@@ -1,4 +1,4 @@
-"""A whole step of one rank: compensate, select, encode, decode and remember, without a network."""
+"""A whole step of one rank: compensate, select, encode, decode and update the residuals, without a network."""
 
 from __future__ import annotations
 

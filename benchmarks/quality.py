@@ -32,7 +32,7 @@ from deepreduce.lab.train.seeds import spread
 from deepreduce.lab.train.tasks import read_data, task_of
 from deepreduce.lab.train.torch_methods import Changes
 from deepreduce.lab.train.torch_worker import TorchRun
-from deepreduce.step.frame import Exchange
+from deepreduce.step.frame import FrameTag
 from deepreduce.step.transport import Buffer, Padded
 
 COLUMNS = ("way", "learning_rate", "seed", "steps", "workers", "batch", "loss", "times_fewer_bytes")
@@ -87,7 +87,7 @@ class Beside(Padded):
         super().__init__()
         self._table, self.rank, self.size = table, rank, size
 
-    def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
+    def _all_gather(self, buffer: Buffer, tag: FrameTag) -> list[Buffer]:
         self.sent_bytes += (self.size - 1) * buffer.size
         return self._table.gather(self.rank, buffer)
 

@@ -14,7 +14,7 @@ from deepreduce.reader import Reader
 from deepreduce.registry import INDEX_STAGE, SPARSIFIER_STAGE, VALUE_STAGE
 from deepreduce.source import DenseSource, Space, as_source
 from deepreduce.step import items
-from deepreduce.step.items import Item
+from deepreduce.step.items import OutgoingTensor
 from deepreduce.step.seeds import StepSeed
 from deepreduce.step.topology import AllGather, Sharded
 from deepreduce.tensor import FLOAT_DTYPES, Support, as_support
@@ -240,7 +240,7 @@ def test_the_sample_is_enough_for_an_ordinary_gradient(count):
 def test_messages_are_encoded_together_and_decoded_together(topology, monkeypatch):
     draw, codec = np.random.default_rng(1), dr.parse("topr:0.1/rice/qsgd")
     dense = [draw.standard_normal(size).astype(np.float32) for size in (50, 5000, 40_000)]
-    tensors = [Item(str(array.size), array, codec, as_source(array)) for array in dense]
+    tensors = [OutgoingTensor(str(array.size), array, codec, as_source(array)) for array in dense]
     calls = []
     for name in ("encode_batch", "decode_batch"):
         counted = partial(lambda name, function, *given: calls.append(name) or function(*given), name, getattr(items, name))

@@ -7,9 +7,9 @@ import deepreduce as dr
 from deepreduce.lab import data
 from deepreduce.step.budget import expected_bytes
 from deepreduce.step.policy import policy_of
-from deepreduce.step.reducer import Bucket, Memory, Reducer
+from deepreduce.step.reducer import Bucket, ErrorFeedback, Reducer
 from deepreduce.step.topology import AllGather
-from deepreduce.step.transport import Alone
+from deepreduce.step.transport import SingleRank
 
 BUDGETS = (0.002, 0.005, 0.01, 0.03, 0.0625, 0.1, 0.14, 0.2, 0.25)
 """As parts of dense gradients."""
@@ -21,10 +21,10 @@ def test_messages_of_recorded_gradients_take_what_was_asked_for(name, part):
     gradients = data.load(name)
     budget_bytes = part * sum(gradient.nbytes for gradient in gradients.values())
     policy = dr.budgeted(budget_bytes, [gradient.size for gradient in gradients.values()])
-    reducer, memory = Reducer(policy_of(policy, 1024), AllGather()), Memory(dr.ResidualMemory(), None)
+    reducer, memory = Reducer(policy_of(policy, 1024), AllGather()), ErrorFeedback(dr.ResidualMemory(), None)
     for step in range(2):  # the second one has residuals
         bucket = Bucket(list(gradients), [gradient.copy() for gradient in gradients.values()], step)
-        _, cost = reducer.reduce(bucket, memory, Alone())
+        _, cost = reducer.reduce(bucket, memory, SingleRank())
         assert cost.message_bytes == pytest.approx(budget_bytes, rel=0.1), (str(policy.large), step)
 
 

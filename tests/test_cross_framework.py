@@ -10,9 +10,9 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.step import items
-from deepreduce.step.reducer import Bucket, Memory, Reducer
+from deepreduce.step.reducer import Bucket, ErrorFeedback, Reducer
 from deepreduce.step.topology import AllGather, Sharded
-from deepreduce.step.transport import Alone
+from deepreduce.step.transport import SingleRank
 
 FRAMEWORKS = ["numpy", "torch", "tensorflow", "jax"]
 SPECS = ["topr:0.01/rice/qsgd", "topr:0.05/bloom:p2/fitpoly", "randomr:0.1/seeded/fp16", "none/all/raw"]
@@ -91,7 +91,7 @@ def views_of(framework):
     return makers[framework](list(gradients().values()))
 
 
-class Second(Alone):
+class Second(SingleRank):
     """One rank of several, before any exchange."""
 
     rank, size = RANK, SIZE
@@ -102,8 +102,8 @@ def prepared(framework, spec, topology):
         pytest.skip(f"{framework} is not installed")
     views = views_of(framework)
     reducer = Reducer(dr.BySize(SMALL, small=dr.parse("dense"), large=dr.parse(spec)), topology, seed=3)
-    bucket, memory = Bucket([*gradients(), "table"], views, STEP), Memory(None, None)
-    return reducer.prepare(bucket, memory, reducer.trip(bucket, memory, Second()))
+    bucket, memory = Bucket([*gradients(), "table"], views, STEP), ErrorFeedback(None, None)
+    return reducer.prepare(bucket, memory, reducer.context(bucket, memory, Second()))
 
 
 @pytest.mark.parametrize("topology", [AllGather(), Sharded()], ids=["allgather", "sharded"])
@@ -115,7 +115,7 @@ def test_same_bytes_and_each_decodes_the_other(one, other, spec, topology):
         assert mine.blob == theirs.blob
         expected = dr.decode_many_sparse(mine.blob).values()
         for reader in (mine, theirs):
-            for tensor, reference in zip(items.decode([items.read(memoryview(mine.blob), reader.items, RANK)])[0], expected, strict=True):
+            for tensor, reference in zip(items.decode([items.read(memoryview(mine.blob), reader.tensors, RANK)])[0], expected, strict=True):
                 np.testing.assert_array_equal(tensor.indices, reference.indices)
                 assert tensor.values.tobytes() == reference.values.tobytes()
                 assert tensor.shape == reference.shape

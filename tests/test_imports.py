@@ -74,7 +74,7 @@ def wrong_arrows(package: str, names: set[str]) -> set[str]:
     if package in OUTER:
         wrong = (targets & set(OUTER)) - ALLOWED_OUTER[package]
     elif package == "__init__":
-        wrong = targets & set(OUTER) - {"step"}  # the public face of what a step remembers
+        wrong = targets & set(OUTER) - {"step"}  # the public face of error feedback
     elif package in CORE:
         wrong = targets - CORE[package]
     elif package in CODECS:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import deepreduce as dr
-from deepreduce.step.arrays import arrays_of, wide_dtype
+from deepreduce.step.arrays import accumulation_dtype, arrays_of
 from deepreduce.tensor import FLOAT_DTYPES
 
 from .tensors import same_bits
@@ -57,8 +57,8 @@ def run(memory, gradients, spec):
     codec, sent = dr.parse(spec), []
     for step, gradient in enumerate(gradients):
         arrays, compensated = arrays_of(gradient), memory.compensate("w", gradient)
-        narrow = arrays.narrow(compensated, arrays.dtype(gradient))
-        part = dr.decode_sparse(codec.encode(arrays.source(narrow), seed=step))
+        content = arrays.cast_saturating(compensated, arrays.dtype(gradient))
+        part = dr.decode_sparse(codec.encode(arrays.source(content), seed=step))
         memory.update("w", compensated, part)
         sent.append(part.to_dense())
     return sent
@@ -152,7 +152,7 @@ def test_finite_gradients_never_have_an_infinite_residual(make, dtype, momentum)
     for dense in run(memory, map(make, gradients), "topr:1/raw/raw"):
         assert np.all(np.isfinite(dense))
     residual = residual_of(memory)
-    assert residual.dtype == wide_dtype(dtype)
+    assert residual.dtype == accumulation_dtype(dtype)
     assert np.all(np.isfinite(residual))
     assert np.any(residual != gradients[0])  # it did not stop
 
@@ -186,7 +186,7 @@ def test_a_flush_adds_everything_and_then_it_is_forgotten(make):
     memory, gradient = dr.ResidualMemory(decay=0.5), make(np.float32([3, 2]))
     run(memory, [gradient], "topr:1/raw/raw")
     assert back(memory.flush_into("w", gradient)).tolist() == [3, 4]
-    memory.forget("w")
+    memory.drop("w")
     assert memory.flush_into("w", gradient) is gradient
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from deepreduce.step import packed
 from deepreduce.step.policy import policy_of
-from deepreduce.step.reducer import Bucket, Memory, Reducer
+from deepreduce.step.reducer import Bucket, ErrorFeedback, Reducer
 from deepreduce.step.residual import ResidualMemory
 from deepreduce.step.topology import topology_of
-from deepreduce.step.transport import Alone
+from deepreduce.step.transport import SingleRank
 
 SHAPES = [(40, 60), (7,), (2048,), (1,), (3, 5, 100), (40_000,), (1024,)]
 NAMES = [f"parameter {number}" for number in range(len(SHAPES))]
@@ -33,12 +33,12 @@ def trained(steps, reducer, memory, change=lambda step, made: made):
     for step in range(steps):
         seen = change(step, gradients(step))
         bucket = Bucket(NAMES, seen, step)
-        trip = reducer.trip(bucket, memory, Alone())
-        prepared = reducer.prepare(bucket, memory, trip)
-        delivery, _ = reducer.deliver(prepared, memory, trip)
-        parts, small = prepared.by_gradient(delivery.parts), []
+        context = reducer.context(bucket, memory, SingleRank())
+        prepared = reducer.prepare(bucket, memory, context)
+        result, _ = reducer.exchange(prepared, memory, context)
+        parts, small = prepared.by_gradient(result.parts), []
         if prepared.packed is not None:
-            prepared.packed.fill_(seen, parts, delivery.divisor)
+            prepared.packed.fill_(seen, parts, result.divisor)
             small = prepared.packed.indices
         assert bool(small) == (packed.SMALL > 0 and not memory.own.momentum)
         means += [seen[at].copy() if at in small else parts[at][0].to_dense() for at in range(len(seen))]
@@ -57,8 +57,8 @@ def by_one(monkeypatch, *settings):
 @pytest.mark.parametrize("decay", [1.0, 0.9])
 def test_packed_gradients_have_the_same_means_and_residuals(monkeypatch, topology, spec, decay):
     reducer = Reducer(policy_of(spec, 1024), topology_of(topology))
-    means, residuals = trained(6, reducer, Memory(ResidualMemory(decay), ResidualMemory()))
-    single, kept = by_one(monkeypatch, 6, reducer, Memory(ResidualMemory(decay), ResidualMemory()))
+    means, residuals = trained(6, reducer, ErrorFeedback(ResidualMemory(decay), ResidualMemory()))
+    single, kept = by_one(monkeypatch, 6, reducer, ErrorFeedback(ResidualMemory(decay), ResidualMemory()))
     assert all(np.array_equal(mean, own) for mean, own in zip(means, single, strict=True))
     assert residuals.keys() == kept.keys()
     assert all(np.array_equal(residuals[name], kept[name]) for name in kept)
@@ -78,10 +78,10 @@ def huge(step, made):
 @pytest.mark.parametrize("change", [with_nan, huge])
 def test_what_is_not_finite_is_handled_as_elsewhere(monkeypatch, change):
     reducer = Reducer(policy_of("topr:0.01/rice/raw", 1024), topology_of("allgather"))
-    _, kept = by_one(monkeypatch, 5, reducer, Memory(ResidualMemory(), None), change)
-    memory = Memory(ResidualMemory(), None)
+    _, kept = by_one(monkeypatch, 5, reducer, ErrorFeedback(ResidualMemory(), None), change)
+    memory = ErrorFeedback(ResidualMemory(), None)
     for step in range(5):
-        reducer.reduce(Bucket(NAMES, change(step, gradients(step)), step), memory, Alone())
+        reducer.reduce(Bucket(NAMES, change(step, gradients(step)), step), memory, SingleRank())
     residuals = memory.own.state_dict()["residuals"]
     assert all(np.array_equal(residuals[name], kept[name]) for name in kept)
     assert all(np.isfinite(held).all() for held in residuals.values())
@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_handled_as_elsewhere(monkeypatch, change):
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda memory: pickle.loads(pickle.dumps(memory))])
 def test_a_copy_of_the_memory_goes_its_own_way(copied):
     reducer = Reducer(policy_of("topr:0.01/rice/qsgd", 1024), topology_of("allgather"))
-    memory = Memory(ResidualMemory(), None)
+    memory = ErrorFeedback(ResidualMemory(), None)
     trained(3, reducer, memory)
     before = memory.own.state_dict()["residuals"]
     trained(2, reducer, copied(memory))
@@ -100,12 +100,12 @@ def test_a_copy_of_the_memory_goes_its_own_way(copied):
 def test_buckets_may_be_rebuilt():
     """As DDP does after its first step: residuals belong to parameters, not to buckets."""
     reducer = Reducer(policy_of("topr:0.01/rice/qsgd", 1024), topology_of("allgather"))
-    one, other = Memory(ResidualMemory(), None), Memory(ResidualMemory(), None)
+    one, other = ErrorFeedback(ResidualMemory(), None), ErrorFeedback(ResidualMemory(), None)
     for step in range(4):
         made = gradients(step)
-        reducer.reduce(Bucket(NAMES, made, step), one, Alone())
+        reducer.reduce(Bucket(NAMES, made, step), one, SingleRank())
         halves = (slice(0, 3), slice(3, None)) if step % 2 else (slice(0, 5), slice(5, None))
         for half in halves:
-            reducer.reduce(Bucket(NAMES[half], made[half], step), other, Alone())
+            reducer.reduce(Bucket(NAMES[half], made[half], step), other, SingleRank())
     assert all(np.array_equal(held, other.own.residuals[name]) for name, held in one.own.residuals.items())
     assert len(other.own._packs) <= 2

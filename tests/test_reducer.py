@@ -1,4 +1,4 @@
-"""One step without a framework: what a rank remembers of gradients that travel together, and by policies of its own."""
+"""One step without a framework: the residuals of gradients that travel together, and by policies of its own."""
 
 import sys
 from types import SimpleNamespace
@@ -8,28 +8,28 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.step import residual
-from deepreduce.step.flush import take_back
-from deepreduce.step.frame import Exchange, seal
+from deepreduce.step.flush import move_owned_residuals
+from deepreduce.step.frame import FrameTag, write_frame
 from deepreduce.step.local import check_equal
 from deepreduce.step.policy import policy_of, title
-from deepreduce.step.reducer import Bucket, Memory, Reducer
+from deepreduce.step.reducer import Bucket, ErrorFeedback, Reducer
 from deepreduce.step.residual import ResidualMemory
 from deepreduce.step.topology import AllGather, Sharded
-from deepreduce.step.transport import Alone, all_gather_array
-from deepreduce.step.trial import agreed_largest
+from deepreduce.step.transport import SingleRank, all_gather_array
+from deepreduce.step.trial import all_reduce_max
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_an_unused_parameter_of_a_bucket_keeps_its_residual(dtype):
     rng = np.random.default_rng(0)
     reducer = Reducer(policy_of("topr:0.25/raw/raw", 0), AllGather(), per="bucket")
-    memory = Memory(ResidualMemory(), None)
+    memory = ErrorFeedback(ResidualMemory(), None)
     steps = [[rng.standard_normal(40_000).astype(dtype) for _ in range(2)] for _ in range(3)]
     steps[1][1][:] = 0
     sent = np.zeros(40_000)
     for step, gradients in enumerate(steps):
         before = memory.own.residuals.get("unused")
-        means, _ = reducer.reduce(Bucket(["used", "unused"], gradients, step), memory, Alone())
+        means, _ = reducer.reduce(Bucket(["used", "unused"], gradients, step), memory, SingleRank())
         sent += means[1]
         if step == 1:
             assert memory.own.residuals["unused"] is before
@@ -42,15 +42,15 @@ def test_what_an_owner_remembers_of_tensors_on_a_device_goes_back_to_its_gradien
     torch = pytest.importorskip("torch")
     from deepreduce.torch import arrays  # noqa: F401  (registers the operations for tensors)
 
-    memory = Memory(ResidualMemory(), ResidualMemory(), {"w": 6})
+    memory = ErrorFeedback(ResidualMemory(), ResidualMemory(), {"w": 6})
     memory.owned.residuals["w"] = torch.tensor([1.0, 2, 3, 4, 5, 6])
-    take_back(memory, Sharded(), ["w"], [torch.zeros(2, 3)], rank=0, size=1)
+    move_owned_residuals(memory, Sharded(), ["w"], [torch.zeros(2, 3)], rank=0, size=1)
     assert memory.own.residuals["w"].tolist() == [[1, 2, 3], [4, 5, 6]]
     assert not memory.owned.residuals
 
 
 class Interrupted(AllGather):
-    def fail(self, failure, trip):
+    def fail(self, failure, context):
         raise KeyboardInterrupt
 
 
@@ -61,21 +61,21 @@ class Failing:
 
 def test_an_interruption_is_not_swallowed_while_a_failure_is_reported():
     with pytest.raises(KeyboardInterrupt):
-        Reducer(Failing(), Interrupted()).reduce(Bucket(["w"], [np.ones(3)], 0), Memory(None, None), Alone())
+        Reducer(Failing(), Interrupted()).reduce(Bucket(["w"], [np.ones(3)], 0), ErrorFeedback(None, None), SingleRank())
 
 
-class OtherSize(Alone):
+class OtherSize(SingleRank):
     """A second rank sends three bytes."""
 
     size = 2
 
-    def all_gather(self, frame, exchange):
-        return [*super().all_gather(frame, exchange), np.frombuffer(seal(b"abc", exchange), np.uint8)]
+    def all_gather(self, frame, tag):
+        return [*super().all_gather(frame, tag), np.frombuffer(write_frame(b"abc", tag), np.uint8)]
 
 
 def test_an_array_of_another_size_is_a_corrupt_message():
-    exchange = Exchange("times", 0, 0, 16)
-    for gather in (lambda: all_gather_array(np.ones(2), OtherSize(), exchange), lambda: agreed_largest([1, 2], OtherSize(), exchange)):
+    tag = FrameTag("times", 0, 0, 16)
+    for gather in (lambda: all_gather_array(np.ones(2), OtherSize(), tag), lambda: all_reduce_max([1, 2], OtherSize(), tag)):
         with pytest.raises(dr.CorruptError, match="rank 1 sent 3 bytes for times, here they are 16"):
             gather()
     with pytest.raises(dr.CorruptError, match="rank 1 sent 3 bytes"):
@@ -110,7 +110,7 @@ def steps_of(memory, count):
         gradient = np.random.default_rng(step).standard_normal(50).astype(np.float32)
         compensated = memory.compensate("w", gradient)
         yield compensated
-        memory.remember("w", compensated, dr.SparseTensor([0], compensated[:1].copy(), (50,)))
+        memory.update_("w", compensated, dr.SparseTensor([0], compensated[:1].copy(), (50,)))
 
 
 def test_the_memory_of_a_residual_is_used_again():

@@ -5,9 +5,9 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.step.policy import policy_of
-from deepreduce.step.reducer import Bucket, Memory, Reducer
+from deepreduce.step.reducer import Bucket, ErrorFeedback, Reducer
 from deepreduce.step.topology import AllGather
-from deepreduce.step.transport import Alone
+from deepreduce.step.transport import SingleRank
 
 
 @pytest.mark.parametrize("spec", ["topr:0.01/rice/qsgd", "randomr:0.01/seeded/raw", "chunktopr:41,chunk=4096/raw/raw"])
@@ -24,7 +24,8 @@ def test_the_density_falls_to_that_of_the_spec(spec, start):
 def test_a_step_takes_the_codec_of_its_number():
     reducer = Reducer(policy_of(dr.Schedule("topr:0.01/raw/raw", steps=10, start=0.5), small_numel=0), AllGather())
     gradient = np.arange(1, 1001, dtype=np.float32)
-    kept = [np.count_nonzero(reducer.reduce(Bucket(["w"], [gradient], step), Memory(None, None), Alone())[0][0]) for step in (0, 9, 10)]
+    buckets = [Bucket(["w"], [gradient], step) for step in (0, 9, 10)]
+    kept = [np.count_nonzero(reducer.reduce(bucket, ErrorFeedback(None, None), SingleRank())[0][0]) for bucket in buckets]
     assert kept == [500, 16, 10]
 
 

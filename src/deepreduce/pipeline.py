@@ -31,7 +31,7 @@ from .tensor import Positions, SparseTensor, Support, Values, as_support
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-Gradient = Any  # a numpy array, a SparseTensor, or a Source of an adapter
+Encodable = Any  # a numpy array, a SparseTensor, or a Source of an adapter
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ class DeepReduce:
         """The spec: ``parse(str(codec)) == codec``."""
         return specs.format_spec(self.stages)
 
-    def encode(self, gradient: Gradient, seed: int = 0) -> bytes:
+    def encode(self, gradient: Encodable, seed: int = 0) -> bytes:
         """One self-describing message. The same gradient and seed give the same bytes on every machine.
 
         Takes a numpy array of any shape and layout (float16, bfloat16, float32, float64) or a `SparseTensor`; never changes it.
         """
         return message.write([self.record(as_source(gradient), check_seed(seed))])
 
-    def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+    def encode_many(self, gradients: Mapping[str, Encodable], seed: int = 0) -> bytes:
         """One message for many tensors, each with its name, shape and dtype.
 
         >>> import deepreduce as dr, numpy as np
@@ -135,7 +135,7 @@ def parse(spec: str) -> DeepReduce:
     return DeepReduce(*specs.parse_stages(spec))
 
 
-def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
+def encode(gradient: Encodable, spec: str | DeepReduce, seed: int = 0) -> bytes:
     """`parse(spec).encode(gradient, seed)` in one call.
 
     >>> import deepreduce as dr, numpy as np
@@ -145,7 +145,7 @@ def encode(gradient: Gradient, spec: str | DeepReduce, seed: int = 0) -> bytes:
     return (spec if isinstance(spec, DeepReduce) else parse(spec)).encode(gradient, seed)
 
 
-def encode_many(codec_for: Callable[[str, Source], DeepReduce], gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+def encode_many(codec_for: Callable[[str, Source], DeepReduce], gradients: Mapping[str, Encodable], seed: int = 0) -> bytes:
     """One message in which every tensor goes by the codec that `codec_for(name, source)` returns, with a seed of its own."""
     seed = check_seed(seed)
     codecs, sources, seeds = [], [], []

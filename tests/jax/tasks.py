@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from deepreduce.jax import PeerError, compressed_mean
 from deepreduce.jax.transport import Collective, Coordinator, store
-from deepreduce.step.frame import Exchange, open_frames, seal
+from deepreduce.step.frame import FrameTag, read_frames, write_frame
 
 
 def weights():
@@ -184,15 +184,15 @@ def one_fails(rank, jitted, topology):
     return "nothing"
 
 
-def exchanged(transport, payload, exchange):
+def exchanged(transport, payload, tag):
     """What an all-gather brings."""
-    return [bytes(body) for body in open_frames(transport.all_gather(seal(payload, exchange), exchange), exchange, transport.rank)]
+    return [bytes(body) for body in read_frames(transport.all_gather(write_frame(payload, tag), tag), tag, transport.rank)]
 
 
 def out_of_step(rank):
     """Two processes that are not at the same step."""
     try:
-        exchanged(Collective(), b"message", Exchange("demo", channel=7, step=3 + rank, limit_bytes=100))
+        exchanged(Collective(), b"message", FrameTag("demo", channel=7, step=3 + rank, limit_bytes=100))
     except PeerError as error:
         return str(error)
     return "nothing"
@@ -205,7 +205,7 @@ def sizes(rank, lengths):
     for step, length in enumerate(lengths):
         expected = [bytes([17 * step % 256, sender]) * (length * (1 + sender)) for sender in range(jax.process_count())]
         for transport in (collective, coordinator):
-            right.append(exchanged(transport, expected[rank], Exchange("demo", channel=1, step=step, limit_bytes=10**7)) == expected)
+            right.append(exchanged(transport, expected[rank], FrameTag("demo", channel=1, step=step, limit_bytes=10**7)) == expected)
     return all(right), collective.sent_bytes, coordinator.sent_bytes
 
 
@@ -214,27 +214,28 @@ def every_exchange(rank, steps):
     size, right, kept = jax.process_count(), [], []
     for transport in (Collective(), Coordinator(timedelta(seconds=30))):
         for step in range(steps):
-            exchange = Exchange("demo", channel=1, step=step, limit_bytes=10**6)
+            tag = FrameTag("demo", channel=1, step=step, limit_bytes=10**6)
             frames = [
-                [seal(bytes([step, sender, reader]) * (50 * reader + sender), exchange) for reader in range(size)] for sender in range(size)
+                [write_frame(bytes([step, sender, reader]) * (50 * reader + sender), tag) for reader in range(size)]
+                for sender in range(size)
             ]
-            gathered = transport.gather(frames[rank][0], exchange)
+            gathered = transport.gather(frames[rank][0], tag)
             right.append(gathered is None if rank else list(map(bytes, gathered)) == [row[0] for row in frames])
-            right.append(bytes(transport.broadcast(None if rank else frames[0][0], exchange)) == frames[0][0])
-            right.append(list(map(bytes, transport.all_to_all(frames[rank], exchange))) == [row[rank] for row in frames])
-            right.append(list(map(bytes, transport.all_gather(frames[rank][0], exchange))) == [row[0] for row in frames])
+            right.append(bytes(transport.broadcast(None if rank else frames[0][0], tag)) == frames[0][0])
+            right.append(list(map(bytes, transport.all_to_all(frames[rank], tag))) == [row[rank] for row in frames])
+            right.append(list(map(bytes, transport.all_gather(frames[rank][0], tag))) == [row[0] for row in frames])
         kept.append(len(getattr(transport, "_unread", ())))
     return all(right), kept
 
 
 def alone(rank):
     """Process 1 comes too late: process 0 learns that after the timeout, and process 1 still finds the message."""
-    client, exchange = store(), Exchange("demo", channel=1, step=0, limit_bytes=100)
+    client, tag = store(), FrameTag("demo", channel=1, step=0, limit_bytes=100)
     if rank == 1:
         client.blocking_key_value_get("given up", 30_000)
-        return str(exchanged(Coordinator(timedelta(seconds=30)), b"late", exchange))
+        return str(exchanged(Coordinator(timedelta(seconds=30)), b"late", tag))
     try:
-        return str(exchanged(Coordinator(timedelta(seconds=0.1)), b"early", exchange))
+        return str(exchanged(Coordinator(timedelta(seconds=0.1)), b"early", tag))
     except PeerError as error:
         client.key_value_set("given up", "")
         return str(error)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from deepreduce.step.frame import HEAD_BYTES
+from deepreduce.step.frame import HEADER_BYTES
 
 from . import tasks
 
@@ -86,7 +86,7 @@ def test_a_failure_is_told_to_all_and_they_go_on(pair, jitted, topology):
     assert "['w']: this process refuses" in there
     assert "PeerFailure" in here
     assert "PeerFailure" not in there
-    assert pair.run(tasks.sizes, [3]) == [(True, 256, HEAD_BYTES + 6), (True, 256, HEAD_BYTES + 12)]
+    assert pair.run(tasks.sizes, [3]) == [(True, 256, HEADER_BYTES + 6), (True, 256, HEADER_BYTES + 12)]
 
 
 def test_messages_of_all_sizes_arrive(pair):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import deepreduce as dr
-from deepreduce.step.frame import Exchange, Failure, open_frames, seal
+from deepreduce.step.frame import Failure, FrameTag, read_frames, write_frame
 from deepreduce.step.policy import policy_of
 from deepreduce.step.reducer import Reducer
 from deepreduce.step.worker import Worker
@@ -230,34 +230,34 @@ def test_the_replicas_of_a_worker_are_counted_together():
 
 
 def test_words_carry_frames_and_reasons():
-    exchange = Exchange("weight", 7, 0, 100)
-    gathered = np.concatenate([to_words(seal(b"fine", exchange)), to_words(seal(Failure(MemoryError("no memory")), exchange))])
+    tag = FrameTag("weight", 7, 0, 100)
+    gathered = np.concatenate([to_words(write_frame(b"fine", tag)), to_words(write_frame(Failure(MemoryError("no memory")), tag))])
     with pytest.raises(PeerError, match="rank 1 failed: MemoryError: no memory"):
-        open_frames(from_words(gathered, 2, exchange), exchange, rank=0)
-    with pytest.raises(dr.CorruptError, match="rank 1 for weight: a frame has a head"):
-        from_words(to_words(seal(b"12345", exchange)), 2, exchange)
+        read_frames(from_words(gathered, 2, tag), tag, rank=0)
+    with pytest.raises(dr.CorruptError, match="rank 1 for weight: a frame has a header"):
+        from_words(to_words(write_frame(b"12345", tag)), 2, tag)
     with pytest.raises(dr.CorruptError, match="bytes came after the frames of 1 replicas"):
-        from_words(gathered, 1, exchange)
+        from_words(gathered, 1, tag)
 
 
 def test_a_step_that_ends_too_early_still_takes_part_in_every_exchange():
     def work(transport):
-        transport.all_gather(seal(b"first", exchange), exchange)
+        transport.all_gather(write_frame(b"first", tag), tag)
         raise KeyError("bug")
 
-    exchange, worker = Exchange("weight", 7, 0, 100), Worker("test")
+    tag, worker = FrameTag("weight", 7, 0, 100), Worker("test")
     crossing = Crossing(worker, Replicas(0, 1), 2, work)
     second = crossing.following(crossing.first())
     with pytest.raises(PeerError, match="rank 0 failed: KeyError: 'bug'"):
-        open_frames(from_words(second, 1, exchange), exchange, rank=0)
+        read_frames(from_words(second, 1, tag), tag, rank=0)
     with pytest.raises(KeyError, match="bug"):
         crossing.last(second)
     worker.close()
 
 
 def test_a_step_that_was_given_up_frees_its_thread():
-    exchange, worker = Exchange("weight", 7, 0, 100), Worker("test")
-    interrupted = Crossing(worker, Replicas(0, 1), 1, lambda transport: transport.all_gather(seal(b"", exchange), exchange))
+    tag, worker = FrameTag("weight", 7, 0, 100), Worker("test")
+    interrupted = Crossing(worker, Replicas(0, 1), 1, lambda transport: transport.all_gather(write_frame(b"", tag), tag))
     interrupted.first()
     interrupted.give_up()
     assert worker.submit(lambda: "free").result(timeout=10) == "free"

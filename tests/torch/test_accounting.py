@@ -8,7 +8,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 import deepreduce as dr
-from deepreduce.step.frame import Exchange, open_frames, seal
+from deepreduce.step.frame import FrameTag, read_frames, write_frame
 from deepreduce.torch import DeepReduceState, Sharded, allreduce_
 from deepreduce.torch.names import Names
 from deepreduce.torch.transport import connect
@@ -53,9 +53,9 @@ def letters(rank):
     """Messages whose lengths jump from step to step, and are different for every pair: no step knows how much room the next one needs."""
     transport, size = connect(None, None), dist.get_world_size()
     for step in range(len(LENGTHS)):
-        exchange = Exchange("letters", channel=7, step=step, limit_bytes=300_000)
-        frames = transport.all_to_all([seal(letter(step, rank, other), exchange) for other in range(size)], exchange)
-        received = open_frames(frames, exchange, rank)
+        tag = FrameTag("letters", channel=7, step=step, limit_bytes=300_000)
+        frames = transport.all_to_all([write_frame(letter(step, rank, other), tag) for other in range(size)], tag)
+        received = read_frames(frames, tag, rank)
         assert [bytes(message) for message in received] == [letter(step, other, rank) for other in range(size)]
     return transport.sent_bytes
 

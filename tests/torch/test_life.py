@@ -170,11 +170,11 @@ def corrupted_once(rank, topology):
     name = {"server": "gather", "sharded": "all_to_all"}[topology]
     send = getattr(Gloo, name)
 
-    def change(self, outgoing, exchange):
+    def change(self, outgoing, tag):
         setattr(Gloo, name, send)
         changed = [bytearray(frame) for frame in (outgoing if isinstance(outgoing, list) else [outgoing])]
         changed[0][-1] ^= 0xFF
-        return send(self, [bytes(frame) for frame in changed] if isinstance(outgoing, list) else bytes(changed[0]), exchange)
+        return send(self, [bytes(frame) for frame in changed] if isinstance(outgoing, list) else bytes(changed[0]), tag)
 
     if rank == 1:
         setattr(Gloo, name, change)

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import deepreduce as dr
-from deepreduce.step.transport import Alone
+from deepreduce.step.transport import SingleRank
 from deepreduce.torch import LocalSteps
 
 from .ranks import run_ranks, watch_ranks
@@ -92,18 +92,18 @@ def test_the_mean_is_applied_after_so_many_steps():
             torch.testing.assert_close(ours, expected, rtol=0, atol=1e-6)
 
 
-class Held(Alone):
+class Held(SingleRank):
     """A transport that waits until it is let go."""
 
     def __init__(self):
         self.go, self.arrived = threading.Event(), threading.Event()
 
-    def all_gather(self, frame, exchange):
+    def all_gather(self, frame, tag):
         self.arrived.set()
-        if exchange.what.startswith("the digests"):
-            return super().all_gather(frame, exchange)
+        if tag.description.startswith("the digests"):
+            return super().all_gather(frame, tag)
         assert self.go.wait(30)
-        return super().all_gather(frame, exchange)
+        return super().all_gather(frame, tag)
 
 
 def held(every, delay):

@@ -1,4 +1,4 @@
-"""Local steps: all ranks meet at the same bits, whatever the optimizer, and a run goes on after interruptions and failures as it must."""
+"""Local steps: all ranks sync to the same bits, whatever the optimizer, and a run goes on after interruptions and failures as it must."""
 
 import io
 import os

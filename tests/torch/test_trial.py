@@ -1,4 +1,4 @@
-"""Never slower than dense: the fastest way is found, on all ranks alike, and nothing is lost on the way."""
+"""Never slower than dense: the fastest mode is found, on all ranks alike, and nothing is lost on the way."""
 
 import logging
 
@@ -18,7 +18,7 @@ GATHERED = {"allgather": 0.7}  # by the spec without owners
 
 
 class Simulated:
-    """A clock that a step moves on by what its way takes, with pauses between some steps."""
+    """A clock that a step moves on by what its mode takes, with pauses between some steps."""
 
     def __init__(self, pauses=()):
         self.now, self.pauses = 0.0, pauses
@@ -27,26 +27,26 @@ class Simulated:
         return self.now
 
     def run(self, trial, steps, seconds, start=0, agree=list):
-        ways = []
+        modes = []
         for step in range(start, start + steps):
-            ways.append(trial.way(step, agree))
-            self.now += seconds[ways[-1]] + (60.0 if step in self.pauses else 0.0)
-        return ways
+            modes.append(trial.next_mode(step, agree))
+            self.now += seconds[modes[-1]] + (60.0 if step in self.pauses else 0.0)
+        return modes
 
 
 def test_all_ways_are_measured_and_close_ones_once_more():
-    clock = Simulated(pauses=[0, 4, 8])  # the first step of each way is not counted
+    clock = Simulated(pauses=[0, 4, 8])  # the first step of each mode is not counted
     trial = Trial(clock=clock)
-    ways = clock.run(trial, 40, FAST_LINK)
-    assert ways == [*4 * ["compressed"], *4 * ["dense"], *4 * ["bf16"], *4 * ["dense"], *4 * ["bf16"], *20 * ["dense"]]
+    modes = clock.run(trial, 40, FAST_LINK)
+    assert modes == [*4 * ["compressed"], *4 * ["dense"], *4 * ["bf16"], *4 * ["dense"], *4 * ["bf16"], *20 * ["dense"]]
     assert trial.choice.seconds == pytest.approx(FAST_LINK)
-    assert trial.choice.occasion == "the first steps"
+    assert trial.choice.reason == "the first steps"
 
 
 def test_what_cannot_win_is_not_measured():
     clock = Simulated()
-    ways = clock.run(Trial(clock=clock), 20, SLOW_LINK)
-    assert ways == [*4 * ["compressed"], *4 * ["dense"], *12 * ["compressed"]]
+    modes = clock.run(Trial(clock=clock), 20, SLOW_LINK)
+    assert modes == [*4 * ["compressed"], *4 * ["dense"], *12 * ["compressed"]]
 
 
 def test_bf16_is_chosen_where_it_is_the_fastest():
@@ -59,9 +59,9 @@ def test_a_link_that_becomes_slow_changes_the_way_within_fifty_steps(caplog):
     trial = Trial(clock=clock)
     assert clock.run(trial, 107, FAST_LINK)[-1] == "dense"
     with caplog.at_level(logging.INFO, "deepreduce"):
-        ways = clock.run(trial, 50, SLOW_LINK, start=107)
-    assert ways.count("dense") + ways.count("bf16") < 20
-    assert set(ways[20:]) == {"compressed"}
+        modes = clock.run(trial, 50, SLOW_LINK, start=107)
+    assert modes.count("dense") + modes.count("bf16") < 20
+    assert set(modes[20:]) == {"compressed"}
     assert "a step takes 9,000.0 ms dense, 500.0 ms compressed" in str(trial.choice)
     assert "a link that changed: steps took 9,000.0 ms dense instead of 200.0" in str(trial.choice)
     assert str(trial.choice) in caplog.text
@@ -84,42 +84,42 @@ def test_the_ways_are_compared_again_but_trials_stay_cheap():
     assert set(clock.run(trial, first + 400 - 30, FAST_LINK, start=30)) == {"dense"}  # 4 x 0.2 s and 8 x 0.05 s are 1% of 600 steps
     later = clock.run(trial, 250, changed, start=first + 400)
     assert later[-1] == "compressed"
-    assert trial.choice.occasion.startswith("a look after 600 steps")
+    assert trial.choice.reason.startswith("a look after 600 steps")
 
 
 def test_ranks_agree_only_in_trials_and_in_every_eighth_dense_step():
     clock, asked = Simulated(), []
     trial = Trial(clock=clock)
-    ways = clock.run(trial, 100, FAST_LINK, agree=lambda numbers: asked.append(trial._asked) or numbers)
+    modes = clock.run(trial, 100, FAST_LINK, agree=lambda numbers: asked.append(trial._asked) or numbers)
     first = trial.choice.step
     assert asked == [4, 8, 12, 16, 20, *range(first + 8, 100, 8)]
     asked.clear()
     clock.run(Trial(clock=clock), 100, SLOW_LINK, agree=lambda numbers: asked.append(0) or numbers)
     assert len(asked) == 2
-    assert len(ways) == 100
+    assert len(modes) == 100
 
 
 class Scripted(Trial):
-    """A trial whose clock says what each way takes, whatever it takes here."""
+    """A trial whose clock says what each mode takes, whatever it takes here."""
 
     def __init__(self, seconds):
-        super().__init__(clock=lambda: self.now, ways=tuple(seconds))
+        super().__init__(clock=lambda: self.now, modes=tuple(seconds))
         self.seconds, self.now = seconds, 0.0
 
-    def way(self, step, agree):
+    def next_mode(self, step, agree):
         if step != self._asked and step > 0:
-            self.now += self.seconds[self._way]
-        return super().way(step, agree)
+            self.now += self.seconds[self._mode]
+        return super().next_mode(step, agree)
 
 
 STEPS = 28
 RATIOS = {1.0: "dense", 2.0: "bf16"}
 
 
-def ways(rank, seconds, topology):
+def modes(rank, seconds, topology):
     state = DeepReduceState(SPEC, topology=topology, never_slower=True, small_tensor_numel=16)
-    assert state._trial._ways == tuple(seconds)
-    skewed = {way: second * (1 + 0.01 * rank) for way, second in seconds.items()}
+    assert state._trial._modes == tuple(seconds)
+    skewed = {mode: second * (1 + 0.01 * rank) for mode, second in seconds.items()}
     state._trial = Scripted(skewed)
     model = hooked(state, bucket_cap_mb=25)
     taken = []
@@ -135,7 +135,7 @@ def ways(rank, seconds, topology):
 )
 def test_the_fastest_way_is_kept_on_all_ranks(seconds, chosen, topology):
     seconds = seconds if topology == "allgather" else seconds | GATHERED
-    (ours, parameters, reason), (theirs, same, their_reason) = run_ranks(ways, 2, seconds, topology)
+    (ours, parameters, reason), (theirs, same, their_reason) = run_ranks(modes, 2, seconds, topology)
     assert ours == theirs
     assert ours[:8] == 4 * ["compressed"] + 4 * ["dense"]
     assert ours[-1] == chosen
@@ -147,7 +147,7 @@ def test_the_fastest_way_is_kept_on_all_ranks(seconds, chosen, topology):
 @pytest.mark.parametrize("topology", ["server", "sharded"])
 def test_the_spec_without_owners_is_kept_where_it_is_the_fastest(topology):
     seconds = {"compressed": 0.5, "dense": 9.0, "bf16": 4.5, "allgather": 0.3}
-    (ours, parameters, reason), (theirs, same, _) = run_ranks(ways, 2, seconds, topology)
+    (ours, parameters, reason), (theirs, same, _) = run_ranks(modes, 2, seconds, topology)
     assert ours == theirs == 4 * ["compressed"] + 4 * ["dense"] + 20 * ["compressed"]
     assert torch.equal(parameters, same)
     assert reason.startswith("allgather from step 12 on: a step takes 505.0 ms compressed, 9,090.0 ms dense, 303.0 ms allgather")
@@ -162,7 +162,7 @@ def sums_over_topologies(rank, topology, kind):
         gradients[1] *= rank == 0 or step > 4  # rank 1 has no gradient of the second one, but may own some of it
         given += gradients
         tensors = [gradient.to_sparse() if kind == "sparse" else gradient for gradient in gradients.clone()]
-        state.reduce_now(["a", "b"], tensors, way="allgather" if step in (3, 4, 7) else "compressed")
+        state.reduce_now(["a", "b"], tensors, mode="allgather" if step in (3, 4, 7) else "compressed")
         got += torch.stack([tensor.to_dense() for tensor in tensors])
         owned.append(len(state.memory.owned.residuals))
     left = [state.memory.own.residuals[name] for name in ("a", "b")]

@@ -16,7 +16,7 @@ from . import files, output
 from .arguments import positive
 
 if TYPE_CHECKING:
-    from ..lab.bench.measure import Gradient, Row
+    from ..lab.bench.measure import BenchInput, Row
 
 
 def add(commands: Any) -> None:
@@ -65,7 +65,7 @@ def _methods(specs: list[str] | None) -> dict[str, str]:
     return chosen
 
 
-def _gradients(paths: list[Path] | None) -> dict[str, Gradient]:
+def _gradients(paths: list[Path] | None) -> dict[str, BenchInput]:
     if paths:
         return {str(path): files.read_tensors(path) for path in paths}
     from ..lab.data import NAMES, load
@@ -74,7 +74,7 @@ def _gradients(paths: list[Path] | None) -> dict[str, Gradient]:
     return convolution | {name: load(name) for name in NAMES}
 
 
-def _measure_all(gradients: dict[str, Gradient], methods: dict[str, str], repeat: int, peers: bool) -> list[Row]:
+def _measure_all(gradients: dict[str, BenchInput], methods: dict[str, str], repeat: int, peers: bool) -> list[Row]:
     from ..lab.bench.measure import measure
     from ..lab.bench.peers import measure_peers
 

@@ -87,16 +87,16 @@ def compile_messages(spec: str, dtype: np.dtype[Any]) -> None:
 def compile_steps(spec: str, dtype: np.dtype[Any]) -> None:
     """Take two training steps: in the second one there is a residual."""
     from ..step.policy import policy_of
-    from ..step.reducer import Bucket, Memory, Reducer
+    from ..step.reducer import Bucket, ErrorFeedback, Reducer
     from ..step.residual import ResidualMemory
     from ..step.topology import AllGather, Sharded
-    from ..step.transport import Alone
+    from ..step.transport import SingleRank
 
     for topology in (AllGather(), Sharded()):
-        reducer, memory = Reducer(policy_of(spec, small_numel=100), topology), Memory(ResidualMemory(), ResidualMemory())
+        reducer, memory = Reducer(policy_of(spec, small_numel=100), topology), ErrorFeedback(ResidualMemory(), ResidualMemory())
         for step in range(2):
             gradients = [_gradient(shape, dtype) for shape in ((512, 256), (64, 80), (10,), (10,))]  # large ones are sampled
-            reducer.reduce(Bucket([f"tensor {number}" for number in range(4)], gradients, step), memory, Alone())
+            reducer.reduce(Bucket([f"tensor {number}" for number in range(4)], gradients, step), memory, SingleRank())
 
 
 def _gradient(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

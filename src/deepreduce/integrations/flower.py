@@ -64,7 +64,7 @@ class CompressMod:
         if _RESIDUAL + name in context.state:
             memory.residuals = dict(numpy_of(context.state.array_records[_RESIDUAL + name]))
         compensated = {key: memory.compensate(key, array) for key, array in update.items()}
-        content = {key: HOST.narrow(total, update[key].dtype) for key, total in compensated.items()}
+        content = {key: HOST.cast_saturating(total, update[key].dtype) for key, total in compensated.items()}
         policy, seed = policy_at(self.policy, number), mix(self.seed, context.node_id, number, name)
         blob = pipeline.encode_many(policy.codec_for, content, seed)
         for key, sent in pipeline.decode_many_sparse(blob, max_numel=numel(content)).items():

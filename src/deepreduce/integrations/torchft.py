@@ -16,9 +16,9 @@ from torchft.process_group import ProcessGroup
 
 from ..errors import ConfigError, PeerError
 from ..parameters import natural
-from ..step.frame import Buffer, Exchange
+from ..step.frame import Buffer, FrameTag
 from ..step.policy import Spec, policy_of
-from ..step.reducer import Bucket, Memory, Reducer
+from ..step.reducer import Bucket, ErrorFeedback, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
 from ..step.topology import AllGather
@@ -55,7 +55,7 @@ class CompressedManager:
             raise ConfigError(f"a model has at least one fragment, got {fragments}")
         self.manager, self.process_group, self.fragments = manager, process_group, fragments
         self._own = ResidualMemory()
-        self.memory = Memory(self._own, None)
+        self.memory = ErrorFeedback(self._own, None)
         self._policy, self._seed, self._small = policy_of(spec, small_tensor_numel), natural(seed, "a seed"), small_tensor_numel
         self._stats = Stats(history)
         self._pending: list[_PendingTensor] = []
@@ -94,7 +94,7 @@ class CompressedManager:
         return self._pending[-1]
 
     def should_commit(self, timeout: timedelta | None = None) -> bool:
-        """Ask all replicas whether the synchronization went well; if not, forget that it sent anything."""
+        """Ask all replicas whether the synchronization went well; if not, restore the residuals from before it."""
         self._exchange()
         committed = bool(self.manager.should_commit(timeout))
         if not committed:
@@ -172,7 +172,7 @@ class _Quorum(Padded):
             raise PeerError(f"{len(found)} of the {self.size} replicas of this quorum have the token of this one")
         return found[0]
 
-    def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
+    def _all_gather(self, buffer: Buffer, tag: FrameTag) -> list[Buffer]:
         return self._gather(buffer)
 
     def _gather(self, buffer: Buffer) -> list[Buffer]:

@@ -17,9 +17,9 @@ from jax.experimental import io_callback
 from ..cores import usable_cores
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
-from ..step.arrays import wide_dtype
+from ..step.arrays import accumulation_dtype
 from ..step.policy import Spec, policy_of
-from ..step.reducer import Bucket, Memory, Reducer
+from ..step.reducer import Bucket, ErrorFeedback, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
 from ..step.topology import Topology, topology_of
@@ -29,7 +29,7 @@ from .transport import connect
 
 
 class CompressedMeanState(NamedTuple):
-    """What a process must remember, each its own: the number of the step, the residual of every gradient, and those of the sums it owns.
+    """The state of one process, each its own: the number of the step, the residual of every gradient, and those of the sums it owns.
 
     Without error feedback both are None; `owned` also where the topology has no owners. Of a sum, a process keeps its range, flat.
     """
@@ -129,7 +129,7 @@ def _reduced(
     owned: Arrays | None,
 ) -> tuple[Arrays, Arrays | None, Arrays | None]:
     """Return the means, and the residuals from now on, of one step on the host."""
-    memory = Memory(_memory(names, residuals), _memory(names, owned))
+    memory = ErrorFeedback(_memory(names, residuals), _memory(names, owned))
     means, cost = reducer.reduce(Bucket(names, gradients, step), memory, transport)
     stats.add(cost)
     return means, _table(memory.own, names), _table(memory.owned, names, flat=True)
@@ -146,7 +146,7 @@ def _table(memory: ResidualMemory | None, names: Sequence[str], flat: bool = Fal
 
 def _zeros(path: tuple[Any, ...], parameter: Any) -> jax.Array:
     dtype = float_dtype(jnp.asarray(parameter).dtype, f"gradient of {jax.tree_util.keystr(path)}")
-    return jnp.zeros(jnp.shape(parameter), wide_dtype(dtype))
+    return jnp.zeros(jnp.shape(parameter), accumulation_dtype(dtype))
 
 
 def _owned_zeros(topology: Topology, path: tuple[Any, ...], residual: jax.Array) -> jax.Array:
@@ -169,7 +169,7 @@ def _residuals(
         return None, None
     residuals = _leaves(state.residuals, tree)
     for name, gradient, held in zip(names, gradients, residuals, strict=True):
-        _expect(name, (gradient.shape, wide_dtype(gradient.dtype)), held, "its residual")
+        _expect(name, (gradient.shape, accumulation_dtype(gradient.dtype)), held, "its residual")
     if not topology.has_owners:
         return residuals, None
     owned = _leaves(state.owned, tree)

@@ -16,8 +16,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from ..errors import PeerError
-from ..step.frame import Buffer, Exchange
-from ..step.transport import ROOT, Alone, Padded, Transport
+from ..step.frame import Buffer, FrameTag
+from ..step.transport import ROOT, Padded, SingleRank, Transport
 
 _LEAST_CAPACITY = 256
 _STORE_METHODS = ("key_value_set_bytes", "blocking_key_value_get_bytes", "key_value_delete")
@@ -27,7 +27,7 @@ _numbers = itertools.count()  # of exchanges by the coordinator: all processes c
 def connect(traced: bool, timeout: timedelta) -> Transport:
     """Return the transport between all processes, for calls outside `jit` or from a program that is running."""
     if jax.process_count() == 1:
-        return Alone()
+        return SingleRank()
     return Coordinator(timeout) if traced else Collective()
 
 
@@ -48,14 +48,14 @@ class Collective(Padded):
         unit = max(_LEAST_CAPACITY, 1 << max(0, wanted.bit_length() - 4))
         return -(-wanted // unit) * unit
 
-    def remember(self, exchange: Exchange, longest: int) -> None:
-        self._capacities[exchange.channel] = self.with_headroom(longest)
+    def update_capacity(self, tag: FrameTag, longest: int) -> None:
+        self._capacities[tag.channel] = self.with_headroom(longest)
 
-    def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
+    def _all_gather(self, buffer: Buffer, tag: FrameTag) -> list[Buffer]:
         try:
             rows = multihost_utils.process_allgather(buffer)
         except jax.errors.JaxRuntimeError as error:
-            raise PeerError(f"rank {self.rank} could not exchange {exchange.what} in step {exchange.step}: {error}") from error
+            raise PeerError(f"rank {self.rank} could not exchange {tag.description} in step {tag.step}: {error}") from error
         self.sent_bytes += (self.size - 1) * buffer.size
         return list(np.ascontiguousarray(rows))
 
@@ -71,29 +71,29 @@ class Coordinator(Transport):
         self._timeout_ms = max(1, int(timeout.total_seconds() * 1000))
         self._unread: dict[str, tuple[int, set[int]]] = {}
 
-    def all_gather(self, frame: bytes, exchange: Exchange) -> list[Buffer]:
+    def all_gather(self, frame: bytes, tag: FrameTag) -> list[Buffer]:
         number = next(_numbers)
         self._put(number, frame, self._others)
-        return [self._get(number, sender, exchange, "all", frame) for sender in range(self.size)]
+        return [self._get(number, sender, tag, "all", frame) for sender in range(self.size)]
 
-    def gather(self, frame: bytes, exchange: Exchange) -> list[Buffer] | None:
+    def gather(self, frame: bytes, tag: FrameTag) -> list[Buffer] | None:
         number = next(_numbers)
         if self.rank != ROOT:
             self._put(number, frame, [ROOT])
             return None
-        return [self._get(number, sender, exchange, "all", frame) for sender in range(self.size)]
+        return [self._get(number, sender, tag, "all", frame) for sender in range(self.size)]
 
-    def broadcast(self, frame: bytes | None, exchange: Exchange) -> Buffer:
+    def broadcast(self, frame: bytes | None, tag: FrameTag) -> Buffer:
         number, own = next(_numbers), frame or b""
         if self.rank == ROOT:
             self._put(number, own, self._others)
-        return self._get(number, ROOT, exchange, "all", own)
+        return self._get(number, ROOT, tag, "all", own)
 
-    def all_to_all(self, frames: Sequence[bytes], exchange: Exchange) -> list[Buffer]:
+    def all_to_all(self, frames: Sequence[bytes], tag: FrameTag) -> list[Buffer]:
         number = next(_numbers)
         for reader in self._others:
             self._put(number, frames[reader], [reader], str(reader))
-        return [self._get(number, sender, exchange, str(self.rank), frames[self.rank]) for sender in range(self.size)]
+        return [self._get(number, sender, tag, str(self.rank), frames[self.rank]) for sender in range(self.size)]
 
     @property
     def _others(self) -> list[int]:
@@ -106,20 +106,20 @@ class Coordinator(Transport):
         trips = len(waiting - {ROOT}) + (self.rank != ROOT)  # process 0 holds the store
         self.sent_bytes += trips * len(frame)
 
-    def _get(self, number: int, sender: int, exchange: Exchange, address: str, own: bytes) -> Buffer:
+    def _get(self, number: int, sender: int, tag: FrameTag, address: str, own: bytes) -> Buffer:
         if sender == self.rank:
             return np.frombuffer(own, np.uint8)
         try:
             frame = store().blocking_key_value_get_bytes(_key(number, sender, address), self._timeout_ms)
         except jax.errors.JaxRuntimeError as error:
             raise PeerError(
-                f"rank {self.rank} got nothing from rank {sender} for {exchange.what} in step {exchange.step}: "
+                f"rank {self.rank} got nothing from rank {sender} for {tag.description} in step {tag.step}: "
                 f"it failed, is gone or is too slow ({error})"
             ) from error
-        self._forget(number, sender)
+        self._delete_read(number, sender)
         return np.frombuffer(frame, np.uint8)
 
-    def _forget(self, number: int, reader: int) -> None:
+    def _delete_read(self, number: int, reader: int) -> None:
         """Delete from the store what is read: a process that takes part in an exchange is done with those before it."""
         for key, (written, readers) in list(self._unread.items()):
             if written < number:

@@ -58,17 +58,17 @@ def add_ragged(dense: Dense, bounds: Positions, positions: Positions, ends: Posi
 
 @kernel
 def compensate_ragged(
-    gradients: Dense, residuals: Dense, bounds: Positions, factor: Any, largest: Any, out: Dense, idle: NDArray[np.bool_]
+    gradients: Dense, residuals: Dense, bounds: Positions, factor: Any, largest: Any, out: Dense, unused: NDArray[np.bool_]
 ) -> int:
-    """Write gradient + factor * residual to `out`, range by range, and the residual alone where the gradient is zero: that one is idle.
+    """Write gradient + factor * residual to `out`, range by range, and the residual alone where the gradient is zero: that one is unused.
 
     Returns how many of the sums are not finite.
     """
     beyond = 0
     for t in range(bounds.size - 1):
         own = slice(bounds[t], bounds[t + 1])  # numba makes vector instructions of loops over slices only
-        idle[t] = _is_zero(gradients[own])
-        if idle[t]:
+        unused[t] = _is_zero(gradients[own])
+        if unused[t]:
             out[own] = residuals[own]
         else:
             beyond += plus_scaled(gradients[own], residuals[own], factor, largest, out[own])

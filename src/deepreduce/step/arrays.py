@@ -25,10 +25,10 @@ Array = Any
 _START = 1024
 
 
-def wide_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return the dtype to add up in: float32 for the half precisions.
+def accumulation_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the accumulation dtype: float32 for the half precisions.
 
-    >>> wide_dtype(ml_dtypes.bfloat16), wide_dtype(np.float64)
+    >>> accumulation_dtype(ml_dtypes.bfloat16), accumulation_dtype(np.float64)
     (dtype('float32'), dtype('float64'))
     """
     return np.dtype(np.float32) if np.dtype(dtype).itemsize == 2 else np.dtype(dtype)
@@ -52,19 +52,19 @@ class Arrays(ABC):
         """Return the tensor as the pipeline reads it."""
 
     @abstractmethod
-    def wide(self, array: Array) -> Array:
-        """Return the tensor in the dtype to add up in: itself, if it has it."""
+    def to_accumulation_dtype(self, array: Array) -> Array:
+        """Return the tensor in the accumulation dtype: itself, if it has it."""
 
     @abstractmethod
-    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]], out: Array | None = None) -> Array:
-        """Return the tensor plus each term times its factor: a new one, in the dtype to add up in, finite where all of them are.
+    def add_scaled(self, array: Array, terms: Sequence[tuple[Array, float]], out: Array | None = None) -> Array:
+        """Return array plus each term times its factor, in the accumulation dtype: a new tensor, finite where all inputs are.
 
         `out` is a tensor of that kind that nobody needs any more: the sum may be written to it.
         """
 
     @abstractmethod
-    def narrow(self, array: Array, dtype: np.dtype[Any]) -> Array:
-        """Return the tensor in a dtype, itself if it has it; what is finite stays finite."""
+    def cast_saturating(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        """Cast to a dtype; finite values beyond its range become its largest finite value. The tensor itself, if it has that dtype."""
 
     @abstractmethod
     def nonzero_where(self, array: Array, pattern: Array) -> Array:
@@ -72,7 +72,7 @@ class Arrays(ABC):
 
     @abstractmethod
     def zeros(self, like: Array) -> Array:
-        """Return zeros of the shape of a tensor, in the dtype to add up in."""
+        """Return zeros of the shape of a tensor, in the accumulation dtype."""
 
     @abstractmethod
     def add_(self, array: Array, part: SparseTensor, divisor: int = 1) -> None:
@@ -91,7 +91,7 @@ class Arrays(ABC):
         """Multiply by a factor."""
 
     @abstractmethod
-    def assign_(self, array: Array, wide: Array) -> None:
+    def assign_(self, array: Array, total: Array) -> None:
         """Write a sum over a tensor, in the dtype of the tensor."""
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Arrays(ABC):
 class HostArrays(Arrays):
     """numpy arrays.
 
-    >>> HOST.narrow(np.float32([1e6, 1]), np.dtype(np.float16))
+    >>> HOST.cast_saturating(np.float32([1e6, 1]), np.dtype(np.float16))
     array([6.55e+04, 1.00e+00], dtype=float16)
     """
 
@@ -147,17 +147,17 @@ class HostArrays(Arrays):
     def source(self, array: Array) -> Source:
         return DenseSource(array)
 
-    def wide(self, array: Array) -> Array:
-        return array.astype(wide_dtype(self.dtype(array)), copy=False)
+    def to_accumulation_dtype(self, array: Array) -> Array:
+        return array.astype(accumulation_dtype(self.dtype(array)), copy=False)
 
-    def wide_sum(self, array: Array, terms: Sequence[tuple[Array, float]], out: Array | None = None) -> Array:
+    def add_scaled(self, array: Array, terms: Sequence[tuple[Array, float]], out: Array | None = None) -> Array:
         if len(terms) == 1 and _are_plain(array, terms[0][0]):
             total = np.empty_like(array) if out is None else out
             scalar, (term, factor) = array.dtype.type, terms[0]
             flats = array.reshape(-1), term.reshape(-1), scalar(factor), scalar(largest_of(array.dtype)), total.reshape(-1)
             if kernels.scatter.plus_scaled(*flats) == 0:
                 return total
-        total = np.array(array, wide_dtype(self.dtype(array)), order="C")
+        total = np.array(array, accumulation_dtype(self.dtype(array)), order="C")
         with np.errstate(over="ignore", invalid="ignore"):
             for term, factor in terms:
                 total += term if factor == 1 else term * total.dtype.type(factor)
@@ -166,7 +166,7 @@ class HostArrays(Arrays):
             np.copyto(total, np.copysign(largest_of(total.dtype), total), where=np.isinf(total) & finite)
         return total
 
-    def narrow(self, array: Array, dtype: np.dtype[Any]) -> Array:
+    def cast_saturating(self, array: Array, dtype: np.dtype[Any]) -> Array:
         if array.dtype == dtype:
             return array
         largest = largest_of(dtype)
@@ -176,7 +176,7 @@ class HostArrays(Arrays):
         return np.where(pattern != 0, array, array.dtype.type(0))
 
     def zeros(self, like: Array) -> Array:
-        return np.zeros(like.shape, wide_dtype(self.dtype(like)))
+        return np.zeros(like.shape, accumulation_dtype(self.dtype(like)))
 
     def add_(self, array: Array, part: SparseTensor, divisor: int = 1) -> None:
         flat, values, scalar = array.reshape(-1), part.values.astype(array.dtype, copy=False), array.dtype.type
@@ -202,8 +202,8 @@ class HostArrays(Arrays):
     def scale_(self, array: Array, factor: float) -> None:
         array *= array.dtype.type(factor)
 
-    def assign_(self, array: Array, wide: Array) -> None:
-        array[...] = self.narrow(wide, array.dtype)
+    def assign_(self, array: Array, total: Array) -> None:
+        array[...] = self.cast_saturating(total, array.dtype)
 
     def fill_(self, array: Array, parts: Sequence[SparseTensor], divisor: int) -> None:
         if array.dtype not in _PLAIN or not array.flags.c_contiguous:

@@ -30,7 +30,7 @@ from ..values.lloyd import Lloyd
 from ..values.qsgd import QSGD
 from ..values.raw import RawValue
 from .arrays import Array
-from .items import source_of
+from .items import step_source
 from .policy import BySize, ByStep, Policy, policy_at
 
 _HEAD_BITS = 40
@@ -89,7 +89,7 @@ def steps_within(bytes_per_step: float, policy: Policy | ByStep, tensors: Mappin
     13
     """
     bytes_per_step, last = _number(bytes_per_step), policy_at(policy, _LAST)
-    codecs = {name: last.codec_for(name, source_of(tensor)) for name, tensor in tensors.items()}
+    codecs = {name: last.codec_for(name, step_source(tensor)) for name, tensor in tensors.items()}
     return ceil(sum(expected_bytes(codec, prod(tensors[name].shape)) for name, codec in codecs.items()) / bytes_per_step)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import InputError
 from ..tensor import SparseTensor
 from . import sums
-from .reducer import Memory, Reducer
+from .reducer import ErrorFeedback, Reducer
 from .residual import Gradient, ResidualMemory, loaded_tables
 from .topology import TOPOLOGIES, Topology
 
@@ -21,7 +21,7 @@ _EMPTY: dict[str, Any] = {"residuals": {}, "velocities": {}, "scale": 1.0}
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a rank must remember: where it is, its residuals, and those of the ranges that it owns, whose tensors have `numels` elements."""
+    """The state of one rank: where it is, its residuals, and those of the ranges that it owns, whose tensors have `numels` elements."""
 
     step: int
     seed: int
@@ -33,7 +33,7 @@ class Checkpoint:
     numels: Mapping[str, int]
 
     @classmethod
-    def of(cls, step: int, reducer: Reducer, memory: Memory, rank: int, ranks: int) -> Checkpoint:
+    def of(cls, step: int, reducer: Reducer, memory: ErrorFeedback, rank: int, ranks: int) -> Checkpoint:
         """Return the checkpoint of a rank."""
         own, owned = (dict(_EMPTY) if held is None else held.state_dict() for held in (memory.own, memory.owned))
         numels = dict(memory.numels) if owned["residuals"] else {}
@@ -73,7 +73,7 @@ class Checkpoint:
         if self.seed != reducer.seed:
             raise InputError(f"the state was made with seed {self.seed}, this one has seed {reducer.seed}")
 
-    def restore(self, memory: Memory) -> None:
+    def restore(self, memory: ErrorFeedback) -> None:
         """Let a memory go on from here."""
         for held, state in ((memory.own, self.memory), (memory.owned, self.owned)):
             if held is not None:
@@ -84,7 +84,7 @@ class Checkpoint:
 def reshard(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
     """Return the states of `ranks` ranks from those of any other number, so that no residual is lost.
 
-    Residuals of ranks that leave are added to those of ranks that stay; ranks that join start without. What owners remember is cut anew.
+    Residuals of ranks that leave are added to those of ranks that stay; ranks that join start without. Owners' residuals are cut anew.
     The sum of all residuals is the same before and after.
 
     >>> states = [Checkpoint(5, 0, rank, 2, "allgather", _with([1.0, rank]), _EMPTY, {}).write() for rank in range(2)]
@@ -133,7 +133,7 @@ def _plus(one: Any, other: Any) -> Gradient:
 
 
 def _whole_owned(old: Sequence[Checkpoint], topology: Topology | None, numels: Mapping[str, int]) -> dict[str, Gradient]:
-    """For every tensor, what all its owners remember: flat."""
+    """For every tensor, the residuals of all its owners: flat."""
     whole: dict[str, Gradient] = {}
     for checkpoint in old:
         for name, held in loaded_tables(checkpoint.owned)[0]["residuals"].items():

@@ -1,4 +1,4 @@
-"""Before a step by another way: what was not sent yet goes along with one that sends everything, or moves to where that way finds it."""
+"""Residuals before a step in another mode: a step that sends everything adds them; one without owners takes over what owners hold."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from ..tensor import SparseTensor, Support
 from . import sums
 from .arrays import HOST, arrays_of
-from .reducer import Memory
+from .reducer import ErrorFeedback
 from .residual import Gradient
 from .topology import Topology
 
 
-def flushed(
-    memory: Memory, topology: Topology, names: Sequence[str], gradients: Sequence[Gradient], rank: int, size: int
+def add_residuals(
+    memory: ErrorFeedback, topology: Topology, names: Sequence[str], gradients: Sequence[Gradient], rank: int, size: int
 ) -> dict[int, Gradient]:
     """Return, by their index, the gradients that have a residual, with it added; those that are zero throughout keep theirs.
 
-    What this rank remembers of a mean that it owns counts once for every rank, as the gradients are divided by their number.
+    The residual of a mean that this rank owns counts once for every rank, as the gradients are divided by their number.
     """
     found: dict[int, Gradient] = {}
     for index, (name, gradient) in enumerate(zip(names, gradients, strict=True)):
@@ -32,23 +32,25 @@ def flushed(
     return found
 
 
-def take_back(memory: Memory, topology: Topology, names: Sequence[str], gradients: Sequence[Gradient], rank: int, size: int) -> None:
-    """Add what this rank remembers of means that it owns to the residuals of its own gradients: the next way has no owners."""
+def move_owned_residuals(
+    memory: ErrorFeedback, topology: Topology, names: Sequence[str], gradients: Sequence[Gradient], rank: int, size: int
+) -> None:
+    """Add the residuals of means that this rank owns to those of its own gradients: the next step has no owners."""
     for name, gradient in zip(names, gradients, strict=True):
         if memory.own is not None and memory.owned is not None and name in memory.owned.residuals:
             held = memory.own.residuals.get(name)
             total = _zeros(gradient) if held is None else held
             memory.own.residuals[name] = _with_owned(memory, topology, name, total, rank, size)
-            memory.owned.forget(name)
+            memory.owned.drop(name)
 
 
 def _zeros(like: Gradient) -> Gradient:
     if isinstance(like, SparseTensor):
-        return SparseTensor.trusted(Support.none(like.numel), HOST.wide(like.values[:0]), like.shape)
+        return SparseTensor.trusted(Support.none(like.numel), HOST.to_accumulation_dtype(like.values[:0]), like.shape)
     return arrays_of(like).zeros(like)
 
 
-def _with_owned(memory: Memory, topology: Topology, name: str, total: Gradient, rank: int, size: int) -> Gradient:
+def _with_owned(memory: ErrorFeedback, topology: Topology, name: str, total: Gradient, rank: int, size: int) -> Gradient:
     owned: Any = memory.owned.residuals[name] if memory.owned is not None else None
     low, _ = topology.owned_range(name, memory.numels[name], rank, size)
     if isinstance(total, SparseTensor) and isinstance(owned, SparseTensor):
@@ -57,12 +59,12 @@ def _with_owned(memory: Memory, topology: Topology, name: str, total: Gradient, 
     whole = arrays.zeros(total)
     piece = arrays.between(whole, low, low + prod(owned.shape), tuple(owned.shape))
     arrays.assign_(piece, arrays.moved(owned, total))
-    return arrays.wide_sum(total, [(whole, float(size))])
+    return arrays.add_scaled(total, [(whole, float(size))])
 
 
-def forget_sent(memory: Memory, names: Sequence[str]) -> None:
+def drop_residuals(memory: ErrorFeedback, names: Sequence[str]) -> None:
     """Drop the residuals of these tensors: they have arrived at all ranks."""
     for name in names:
         for held in (memory.own, memory.owned):
             if held is not None:
-                held.forget(name)
+                held.drop(name)

@@ -18,8 +18,8 @@ from ..errors import CorruptError, PeerError
 
 Buffer = NDArray[np.uint8]
 
-_HEAD = struct.Struct("<QIIBI")  # payload bytes, channel, step, kind, CRC-32 of what stands before it
-HEAD_BYTES = _HEAD.size
+_HEADER = struct.Struct("<QIIBI")  # payload bytes, channel, step, kind, CRC-32 of what stands before it
+HEADER_BYTES = _HEADER.size
 _MESSAGE, _FAILURE = 0, 1
 _MAX_FAILURE_BYTES = 2000
 _REPORTED = "_deepreduce_reported"  # set on an error when all ranks know of it
@@ -49,7 +49,7 @@ class PeerFailure(PeerError):
 
 
 class UnknownLength(CorruptError):
-    """The head of a frame cannot be believed: ranks may no longer be at the same collective, so that nothing can follow."""
+    """The header of a frame cannot be believed: ranks may no longer be at the same collective, so that nothing can follow."""
 
 
 def is_reported(error: BaseException) -> bool:
@@ -62,47 +62,47 @@ def is_reported(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class FrameTag:
     """Which exchange a frame belongs to: the same on all ranks. No message in it is longer than `limit_bytes`."""
 
-    what: str
+    description: str
     channel: int
     step: int
     limit_bytes: int
 
-    def phase(self, name: str) -> Exchange:
-        """Return the exchange of one phase of a topology that has several."""
-        return Exchange(self.what, zlib.crc32(name.encode(), self.channel), self.step, self.limit_bytes)
+    def phase(self, name: str) -> FrameTag:
+        """Return the tag of one phase of a topology that has several."""
+        return FrameTag(self.description, zlib.crc32(name.encode(), self.channel), self.step, self.limit_bytes)
 
     @property
     def limit_frame_bytes(self) -> int:
         """The longest frame that anyone may send."""
-        return HEAD_BYTES + max(self.limit_bytes, _MAX_FAILURE_BYTES)
+        return HEADER_BYTES + max(self.limit_bytes, _MAX_FAILURE_BYTES)
 
 
-def seal(payload: Payload, exchange: Exchange) -> bytes:
+def write_frame(payload: Payload, tag: FrameTag) -> bytes:
     """Return the frame of a payload.
 
-    >>> frame = seal(b"hello", Exchange("demo", channel=1, step=0, limit_bytes=10))
-    >>> frame_bytes(frame) == len(frame) == HEAD_BYTES + 5
+    >>> frame = write_frame(b"hello", FrameTag("demo", channel=1, step=0, limit_bytes=10))
+    >>> frame_bytes(frame) == len(frame) == HEADER_BYTES + 5
     True
     """
     body, kind = (payload.text(), _FAILURE) if isinstance(payload, Failure) else (payload, _MESSAGE)
-    head = _HEAD.pack(len(body), exchange.channel, exchange.step % 2**32, kind, 0)[:-4]
-    return b"".join((head, zlib.crc32(head).to_bytes(4, "little"), body))
+    header = _HEADER.pack(len(body), tag.channel, tag.step % 2**32, kind, 0)[:-4]
+    return b"".join((header, zlib.crc32(header).to_bytes(4, "little"), body))
 
 
 def frame_bytes(start: bytes | Buffer) -> int:
-    """Return the length of the frame that begins here; `CorruptError` if its head was changed."""
-    return HEAD_BYTES + _head(start)[0]
+    """Return the length of the frame that begins here; `CorruptError` if its header was changed."""
+    return HEADER_BYTES + _read_header(start)[0]
 
 
-def open_frames(frames: Sequence[Buffer], exchange: Exchange, rank: int) -> list[memoryview]:
+def read_frames(frames: Sequence[Buffer], tag: FrameTag, rank: int) -> list[memoryview]:
     """Return the messages of all ranks. What is not of this exchange is refused, and a `Failure` is raised."""
     messages = []
     failure: PeerFailure | None = None
     for sender, frame in enumerate(frames):
-        kind, body = _opened(frame, sender, exchange, rank)
+        kind, body = _read_frame(frame, sender, tag, rank)
         if kind == _FAILURE and failure is None:
             failure = PeerFailure(f"rank {sender} failed: {bytes(body).decode(errors='replace') or 'see its own error'}")
         messages.append(body)
@@ -111,30 +111,30 @@ def open_frames(frames: Sequence[Buffer], exchange: Exchange, rank: int) -> list
     return messages
 
 
-def _head(start: bytes | Buffer) -> tuple[int, int, int, int]:
+def _read_header(start: bytes | Buffer) -> tuple[int, int, int, int]:
     view = start.data if isinstance(start, np.ndarray) else memoryview(start)
-    if len(view) < HEAD_BYTES:
-        raise CorruptError(f"a frame has a head of {HEAD_BYTES} bytes, {len(view)} came")
-    size_bytes, channel, step, kind, checksum = _HEAD.unpack_from(view)
-    if zlib.crc32(view[: HEAD_BYTES - 4]) != checksum:
-        raise CorruptError("the head of a frame was changed on its way")
+    if len(view) < HEADER_BYTES:
+        raise CorruptError(f"a frame has a header of {HEADER_BYTES} bytes, {len(view)} came")
+    size_bytes, channel, step, kind, checksum = _HEADER.unpack_from(view)
+    if zlib.crc32(view[: HEADER_BYTES - 4]) != checksum:
+        raise CorruptError("the header of a frame was changed on its way")
     return size_bytes, channel, step, kind
 
 
-def _opened(frame: Buffer, sender: int, exchange: Exchange, rank: int) -> tuple[int, memoryview]:
+def _read_frame(frame: Buffer, sender: int, tag: FrameTag, rank: int) -> tuple[int, memoryview]:
     try:
-        size_bytes, channel, step, kind = _head(frame)
+        size_bytes, channel, step, kind = _read_header(frame)
     except CorruptError as error:
-        raise CorruptError(f"message of rank {sender} for {exchange.what}: {error}") from error
-    if (channel, step) != (exchange.channel, exchange.step % 2**32):
+        raise CorruptError(f"message of rank {sender} for {tag.description}: {error}") from error
+    if (channel, step) != (tag.channel, tag.step % 2**32):
         raise PeerError(
-            f"rank {sender} is at step {step} in exchange {channel:08x}, rank {rank} at step {exchange.step} in "
-            f"{exchange.channel:08x} ({exchange.what}): all ranks need the same model, spec, topology and checkpoint, and tensors "
+            f"rank {sender} is at step {step} in exchange {channel:08x}, rank {rank} at step {tag.step} in "
+            f"{tag.channel:08x} ({tag.description}): all ranks need the same model, spec, topology and checkpoint, and tensors "
             "of the same names in the same order"
         )
-    limit_bytes = exchange.limit_bytes if kind == _MESSAGE else _MAX_FAILURE_BYTES
+    limit_bytes = tag.limit_bytes if kind == _MESSAGE else _MAX_FAILURE_BYTES
     if size_bytes > limit_bytes or kind not in (_MESSAGE, _FAILURE):
-        raise CorruptError(f"rank {sender} announces {size_bytes} bytes of kind {kind} for {exchange.what}, limit {limit_bytes}")
-    if len(frame) != HEAD_BYTES + size_bytes:
-        raise CorruptError(f"rank {sender} announces {size_bytes} bytes for {exchange.what}, {len(frame) - HEAD_BYTES} came")
-    return kind, frame.data[HEAD_BYTES:]
+        raise CorruptError(f"rank {sender} announces {size_bytes} bytes of kind {kind} for {tag.description}, limit {limit_bytes}")
+    if len(frame) != HEADER_BYTES + size_bytes:
+        raise CorruptError(f"rank {sender} announces {size_bytes} bytes for {tag.description}, {len(frame) - HEADER_BYTES} came")
+    return kind, frame.data[HEADER_BYTES:]

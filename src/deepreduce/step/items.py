@@ -21,12 +21,12 @@ from ..tensor import Shape, SparseTensor, Support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
 
-LITERAL = parse("none/raw/raw")
+AS_STORED = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
 
 
-class Item(NamedTuple):
-    """One tensor of a message and its codec. `selected` fixes the positions beforehand; an `idle` tensor is zero, and nothing is sent."""
+class OutgoingTensor(NamedTuple):
+    """One tensor of a message and its codec. `selected` fixes the positions beforehand; one that `is_unused` is zero, and not sent."""
 
     name: str
     content: Array | SparseTensor
@@ -34,7 +34,7 @@ class Item(NamedTuple):
     source: Source
     """The content as the pipeline reads it."""
     selected: Support | None = None
-    idle: bool = False
+    is_unused: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -56,9 +56,9 @@ class Item(NamedTuple):
         """The operations for the content, which is dense."""
         return arrays_of(self.content)
 
-    def holding(self, content: Array | SparseTensor, selected: Support | None = None) -> Item:
-        """Return an item of the same name and codec for another tensor, which is not idle if it was not."""
-        return Item(self.name, content, self.codec, source_of(content), selected, self.idle)
+    def holding(self, content: Array | SparseTensor, selected: Support | None = None) -> OutgoingTensor:
+        """Return another tensor with this name, codec and `is_unused`."""
+        return OutgoingTensor(self.name, content, self.codec, step_source(content), selected, self.is_unused)
 
     def seed(self, seed: StepSeed) -> int:
         """Return the seed of this tensor; where positions follow from it, all ranks share it, so that their sum has no more."""
@@ -67,13 +67,13 @@ class Item(NamedTuple):
     def to_send(self) -> tuple[DeepReduce, Source, Support | None]:
         """Return the codec, the source and what was selected of it, for the pipeline.
 
-        Of an idle tensor nothing is sent. A NaN or an infinity reaches every rank, whatever the sparsifier: where it might select none of
+        Of an unused tensor nothing is sent. A NaN or an infinity reaches every rank, whatever the sparsifier: where it might select none of
         them, only the first one is sent, as the step is lost anyhow.
         """
-        if self.idle:
-            return LITERAL, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape)), None
+        if self.is_unused:
+            return AS_STORED, SparseSource(SparseTensor(np.empty(0, np.int64), np.empty(0, self.dtype), self.shape)), None
         if not self.codec.sends_nonfinite and (nonfinite := self._first_nonfinite()) is not None:
-            return LITERAL, SparseSource(nonfinite), None
+            return AS_STORED, SparseSource(nonfinite), None
         return self.codec, self.source, self.selected
 
     def _first_nonfinite(self) -> SparseTensor | None:
@@ -84,87 +84,87 @@ class Item(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
-    """A message: the items it is for, what each of them became, the bytes of all of it, and the rank that made it."""
+class EncodedMessage:
+    """A message: the tensors it is for, the record of each, the bytes of all of it, and the rank that made it."""
 
-    items: Sequence[Item]
+    tensors: Sequence[OutgoingTensor]
     records: Sequence[Record]
     blob: bytes | memoryview
     sender: int
 
 
-def source_of(content: Array | SparseTensor) -> Source:
+def step_source(content: Array | SparseTensor) -> Source:
     """Return a tensor as the pipeline reads it."""
     if type(content) is np.ndarray:
         return DenseSource(content)
     return SparseSource(content) if isinstance(content, SparseTensor) else arrays_of(content).source(content)
 
 
-def select(items: Sequence[Item], seed: StepSeed) -> list[Support]:
-    """Return the positions that the sparsifiers select, of those of one codec and dtype together; none of an idle tensor."""
-    groups: dict[tuple[int, np.dtype[Any]], list[Item]] = {}
-    for item in items:
-        if not item.idle:
-            groups.setdefault((id(item.codec), item.dtype), []).append(item)
+def select(tensors: Sequence[OutgoingTensor], seed: StepSeed) -> list[Support]:
+    """Return the positions that the sparsifiers select, of those of one codec and dtype together; none of an unused tensor."""
+    groups: dict[tuple[int, np.dtype[Any]], list[OutgoingTensor]] = {}
+    for tensor in tensors:
+        if not tensor.is_unused:
+            groups.setdefault((id(tensor.codec), tensor.dtype), []).append(tensor)
     found: dict[int, Support] = {}
     for group in groups.values():
-        selected = group[0].codec.sparsifier.select_batch([item.source for item in group], [item.seed(seed) for item in group])
+        selected = group[0].codec.sparsifier.select_batch([tensor.source for tensor in group], [tensor.seed(seed) for tensor in group])
         found.update(zip(map(id, group), selected, strict=True))
-    return [Support.none(item.numel) if item.idle else found[id(item)] for item in items]
+    return [Support.none(tensor.numel) if tensor.is_unused else found[id(tensor)] for tensor in tensors]
 
 
-def encode(groups: Sequence[Sequence[Item]], seed: StepSeed) -> list[Encoded]:
-    """Return a message of each group of items, all encoded together.
+def encode(groups: Sequence[Sequence[OutgoingTensor]], seed: StepSeed) -> list[EncodedMessage]:
+    """Return a message of each group of tensors, all encoded together.
 
     Tensors are named by their index: parameter names would cost more than some of the tensors.
     """
     codecs, sources, selected, seeds, names = [], [], [], [], [""]
     try:
-        for item in chain.from_iterable(groups):
-            names.append(item.name)
-            codec, source, support = item.to_send()
+        for tensor in chain.from_iterable(groups):
+            names.append(tensor.name)
+            codec, source, support = tensor.to_send()
             codecs.append(codec)
             sources.append(source)
             selected.append(support)
-            seeds.append(item.seed(seed))
+            seeds.append(tensor.seed(seed))
     except Exception as error:
         raise_named(error, names[-1])
     records, messages = iter(encode_batch(codecs, sources, seeds, names[1:], selected)), []
     for group in groups:
         own = list(islice(records, len(group)))
-        messages.append(Encoded(group, own, message.write(own, _names(len(own))), seed.rank))
+        messages.append(EncodedMessage(group, own, message.write(own, _names(len(own))), seed.rank))
     return messages
 
 
-def decode(messages: Sequence[Encoded]) -> list[list[SparseTensor]]:
+def decode(messages: Sequence[EncodedMessage]) -> list[list[SparseTensor]]:
     """Return the tensors of each message, all decoded together. An error names the rank and the tensor."""
     records: list[Record] = []
     names: list[str] = []
     spaces: list[Space] = []
     for each in messages:
         records += each.records
-        spaces += map(_SPACE, each.items)
-        names += map(f"{{0.name}} of rank {each.sender}".format, each.items)
-    tensors, rows = iter(decode_batch(records, spaces, names)), []
+        spaces += map(_SPACE, each.tensors)
+        names += map(f"{{0.name}} of rank {each.sender}".format, each.tensors)
+    decoded, rows = iter(decode_batch(records, spaces, names)), []
     for each in messages:
-        rows.append(list(islice(tensors, len(each.items))))
+        rows.append(list(islice(decoded, len(each.tensors))))
     return rows
 
 
-def read_all(blobs: Sequence[memoryview], expected: Sequence[Sequence[Item]], own: Encoded) -> list[Encoded]:
-    """Return the messages of all ranks, each of which must be for its items. The rank's own message is at hand: it is not read again."""
+def read_all(blobs: Sequence[memoryview], expected: Sequence[Sequence[OutgoingTensor]], own: EncodedMessage) -> list[EncodedMessage]:
+    """Return the messages of all ranks, each of which must be for its tensors. The rank's own message is at hand: it is not read again."""
     messages = []
-    for sender, (blob, items) in enumerate(zip(blobs, expected, strict=True)):
-        messages.append(own if sender == own.sender else read(blob, items, sender))
+    for sender, (blob, tensors) in enumerate(zip(blobs, expected, strict=True)):
+        messages.append(own if sender == own.sender else read(blob, tensors, sender))
     return messages
 
 
-def read(blob: memoryview, items: Sequence[Item], sender: int) -> Encoded:
-    """Return the message of a rank, which must be for these items."""
+def read(blob: memoryview, tensors: Sequence[OutgoingTensor], sender: int) -> EncodedMessage:
+    """Return the message of a rank, which must be for these tensors."""
     try:
-        return Encoded(items, _read(blob, items), blob, sender)
+        return EncodedMessage(tensors, _read(blob, tensors), blob, sender)
     except FormatError as error:
-        raise type(error)(f"message of rank {sender} for {summary([item.name for item in items])}: {error}") from error
+        raise type(error)(f"message of rank {sender} for {summary([tensor.name for tensor in tensors])}: {error}") from error
 
 
 def summary(names: Sequence[str]) -> str:
@@ -176,17 +176,17 @@ def summary(names: Sequence[str]) -> str:
     return ", ".join(names) if len(names) < 4 else f"{', '.join(names[:2])} and {len(names) - 2} more"
 
 
-def _read(blob: memoryview, items: Sequence[Item]) -> Sequence[Record]:
-    received = message.read(blob, max_numel=sum([item.numel for item in items]), max_tensors=len(items))
-    if received.names != _names(len(items)):
-        raise CorruptError(f"it is not for the {len(items)} tensor(s) {summary([item.name for item in items])}")
-    for item, record in zip(items, received.records, strict=True):
-        if (record.shape, record.dtype) != (item.shape, item.dtype):
-            raise CorruptError(f"{item.name} is {record.dtype} of shape {record.shape}, here {item.dtype} of shape {item.shape}")
+def _read(blob: memoryview, tensors: Sequence[OutgoingTensor]) -> Sequence[Record]:
+    received = message.read(blob, max_numel=sum([tensor.numel for tensor in tensors]), max_tensors=len(tensors))
+    if received.names != _names(len(tensors)):
+        raise CorruptError(f"it is not for the {len(tensors)} tensor(s) {summary([tensor.name for tensor in tensors])}")
+    for tensor, record in zip(tensors, received.records, strict=True):
+        if (record.shape, record.dtype) != (tensor.shape, tensor.dtype):
+            raise CorruptError(f"{tensor.name} is {record.dtype} of shape {record.shape}, here {tensor.dtype} of shape {tensor.shape}")
     return received.records
 
 
-_SPACE: Callable[[Item], Space] = attrgetter("source.space")
+_SPACE: Callable[[OutgoingTensor], Space] = attrgetter("source.space")
 
 
 @lru_cache(maxsize=64)

@@ -26,8 +26,8 @@ from ..errors import ConfigError, InputError, PeerError
 from ..parameters import natural, shown
 from .arrays import Array, arrays_of
 from .checkpoint import Checkpoint
-from .frame import Exchange
-from .reducer import Bucket, Memory, Reducer
+from .frame import FrameTag
+from .reducer import Bucket, ErrorFeedback, Reducer
 from .residual import Gradient
 from .stats import StepStats
 from .transport import Transport, all_gather_array, close_unless_reported
@@ -48,21 +48,21 @@ class Capture:
 class LocalTraining:
     """The parameters of one rank between two syncs.
 
-    `anchors` holds every tensor as it was after the last sync, in the dtype to add up in, the same on all ranks. A tensor without an
+    `anchors` holds every tensor as it was after the last sync, in the accumulation dtype, the same on all ranks. A tensor without an
     anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync.
 
     >>> from deepreduce.step.policy import policy_of
     >>> from deepreduce.step.residual import ResidualMemory
     >>> from deepreduce.step.topology import AllGather
-    >>> from deepreduce.step.transport import Alone
-    >>> training = LocalTraining(Reducer(policy_of("topr:1/raw/raw", 0), AllGather()), Memory(ResidualMemory(), None), every=2)
+    >>> from deepreduce.step.transport import SingleRank
+    >>> training = LocalTraining(Reducer(policy_of("topr:1/raw/raw", 0), AllGather()), ErrorFeedback(ResidualMemory(), None), every=2)
     >>> weight = np.float32([5, 5])
     >>> training.add_anchors({"w": weight})
     ['w']
     >>> for _ in range(4):
     ...     weight -= np.float32([3, 2])
     ...     if training.is_due():
-    ...         means, _ = training.sync({"w": weight}, Alone())
+    ...         means, _ = training.sync({"w": weight}, SingleRank())
     ...         training.apply({"w": weight}, means)
     ...     print(weight)
     [2. 3.]
@@ -72,7 +72,7 @@ class LocalTraining:
     """
 
     reducer: Reducer
-    memory: Memory
+    memory: ErrorFeedback
     every: int = 1
     anchors: dict[str, Array] = field(default_factory=dict)
     steps: int = 0
@@ -109,7 +109,7 @@ class LocalTraining:
         """Return the changes since the last sync; `values` are copies, and empty unless they are asked for."""
         bucket = Bucket(list(tensors), [self._change(name, tensor) for name, tensor in tensors.items()], self.syncs)
         anchored = {name: tensor for name, tensor in tensors.items() if name in self.anchors} if with_values else {}
-        return Capture(bucket, self.steps, {name: _wide_copy(tensor) for name, tensor in anchored.items()})
+        return Capture(bucket, self.steps, {name: _accumulation_copy(tensor) for name, tensor in anchored.items()})
 
     def exchange(self, capture: Capture, transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
         """Return what `sync` does for changes that were captured. It changes the residuals, and nothing else of this object."""
@@ -128,7 +128,7 @@ class LocalTraining:
         """Subtract the mean changes from the anchors, and write these over the tensors, in place."""
         for name, mean in means.items():
             arrays, tensor = arrays_of(tensors[name]), tensors[name]
-            moved = arrays.wide_sum(self._anchor_or_zeros(name, tensor), [(mean, -1.0)])
+            moved = arrays.add_scaled(self._anchor_or_zeros(name, tensor), [(mean, -1.0)])
             if name in self.anchors:
                 self.anchors[name] = moved
             arrays.assign_(tensor, moved)
@@ -144,13 +144,13 @@ class LocalTraining:
 
     def local_change(self, values: Mapping[str, Array], tensors: Mapping[str, Array]) -> dict[str, Array]:
         """Return tensor minus value, for each value."""
-        return {name: arrays_of(tensors[name]).wide_sum(tensors[name], [(value, -1.0)]) for name, value in values.items()}
+        return {name: arrays_of(tensors[name]).add_scaled(tensors[name], [(value, -1.0)]) for name, value in values.items()}
 
     def set_anchor_plus_(self, tensors: Mapping[str, Array], moves: Mapping[str, Array]) -> None:
         """Write the anchor plus a move over each tensor, in place."""
         for name, move in moves.items():
             arrays = arrays_of(tensors[name])
-            arrays.assign_(tensors[name], arrays.wide_sum(self.anchors[name], [(move, 1.0)]))
+            arrays.assign_(tensors[name], arrays.add_scaled(self.anchors[name], [(move, 1.0)]))
 
     def load(self, checkpoint: Checkpoint, anchors: Mapping[str, Array], steps: int) -> None:
         """Go on from a checkpoint, which is one of this rank."""
@@ -158,20 +158,20 @@ class LocalTraining:
         self.anchors, self.steps, self.syncs = dict(anchors), steps, checkpoint.step
 
     def _set_anchor(self, name: str, tensor: Array) -> None:
-        self.anchors[name] = _wide_copy(tensor)
+        self.anchors[name] = _accumulation_copy(tensor)
 
     def _change(self, name: str, tensor: Array) -> Gradient:
         arrays = arrays_of(tensor)
-        start = arrays.narrow(self._anchor_or_zeros(name, tensor), arrays.dtype(tensor))  # as half precisions have rounded it
-        return arrays.wide_sum(start, [(arrays.wide(tensor), -1.0)])
+        start = arrays.cast_saturating(self._anchor_or_zeros(name, tensor), arrays.dtype(tensor))  # as half precisions have rounded it
+        return arrays.add_scaled(start, [(arrays.to_accumulation_dtype(tensor), -1.0)])
 
     def _anchor_or_zeros(self, name: str, tensor: Array) -> Array:
         return self.anchors[name] if name in self.anchors else arrays_of(tensor).zeros(tensor)
 
 
-def _wide_copy(tensor: Array) -> Array:
+def _accumulation_copy(tensor: Array) -> Array:
     arrays = arrays_of(tensor)
-    return arrays.copy(arrays.wide(tensor))
+    return arrays.copy(arrays.to_accumulation_dtype(tensor))
 
 
 def digest(array: NDArray[Any]) -> bytes:
@@ -186,11 +186,11 @@ def digest(array: NDArray[Any]) -> bytes:
 def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Transport, step: int) -> None:
     """Raise `PeerError` on all ranks unless these tensors have the same digests everywhere.
 
-    >>> from deepreduce.step.transport import Alone
-    >>> check_equal(["weight"], [digest(np.ones(3))], Alone(), step=0)
+    >>> from deepreduce.step.transport import SingleRank
+    >>> check_equal(["weight"], [digest(np.ones(3))], SingleRank(), step=0)
     """
-    exchange = Exchange("the digests of the initial parameters", len(names), step, _DIGEST.itemsize * len(names))
-    rows = all_gather_array(np.frombuffer(b"".join(digests), _DIGEST), transport, exchange)
+    tag = FrameTag("the digests of the initial parameters", len(names), step, _DIGEST.itemsize * len(names))
+    rows = all_gather_array(np.frombuffer(b"".join(digests), _DIGEST), transport, tag)
     for rank, row in enumerate(rows):
         different = np.flatnonzero(row != rows[0])
         if different.size:

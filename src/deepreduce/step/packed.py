@@ -39,12 +39,12 @@ class Flat:
 
 
 class Compensated(NamedTuple):
-    """A gradient plus its residual, in the dtype to add up in; what is sent of it, in its own dtype; and whether it was not used."""
+    """A gradient plus its residual, in the accumulation dtype; what is sent of it, in its own dtype; and whether it was not used."""
 
     total: Array | SparseTensor
     content: Array | SparseTensor
     source: Source
-    idle: bool
+    is_unused: bool
 
 
 @dataclass(eq=False)
@@ -55,7 +55,7 @@ class Packed:
     names: tuple[str, ...]
     bounds: Positions
     compensated: Flat
-    idle: Sequence[bool]
+    unused: Sequence[bool]
     means: Flat
     """Memory for the means."""
 
@@ -66,9 +66,9 @@ class Packed:
         """
         totals = self.compensated.parts
         contents: list[Array | SparseTensor] = list(totals)
-        for at in np.flatnonzero(self.idle).tolist():
+        for at in np.flatnonzero(self.unused).tolist():
             contents[at] = gradients[self.indices[at]]
-        return list(map(Compensated, totals, contents, self.compensated.sources, self.idle))
+        return list(map(Compensated, totals, contents, self.compensated.sources, self.unused))
 
     def fill_(self, gradients: Sequence[Any], parts: Sequence[Sequence[SparseTensor]], divisor: int) -> None:
         """Write the means over the small ones among these gradients: the sums of their parts, each divided by a number."""
@@ -105,11 +105,11 @@ class Residuals:
     def compensate(self, indices: Sequence[int], names: tuple[str, ...], gradients: Sequence[Values], decay: float) -> Packed | None:
         """Return the gradients plus their residuals times `decay`; None where a sum of finite numbers might not be finite."""
         np.concatenate([gradient.reshape(-1) for gradient in gradients], out=self.gradients.whole)
-        idle = np.empty(len(names), np.bool_)
-        given: tuple[Any, ...] = self.bounds, np.float32(decay), _LARGEST, self.spare.whole, idle
+        unused = np.empty(len(names), np.bool_)
+        given: tuple[Any, ...] = self.bounds, np.float32(decay), _LARGEST, self.spare.whole, unused
         if kernels.scatter.compensate_ragged(self.gradients.whole, self.held.whole, *given):
             return None
-        return Packed(indices, names, self.bounds, self.spare, idle.tolist(), self.gradients)
+        return Packed(indices, names, self.bounds, self.spare, unused.tolist(), self.gradients)
 
     def replace(self, compensated: Flat) -> None:
         """Take over what is left of the compensated gradients."""

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import ConfigError
 from ..parameters import natural, shown
-from ..pipeline import DeepReduce, Gradient, encode_many, parse
+from ..pipeline import DeepReduce, Encodable, encode_many, parse
 from ..source import Source
 
 
@@ -90,7 +90,7 @@ class BySize:
         """Return the codec for this tensor."""
         return self.small if source.space.numel < self.numel else self.large
 
-    def encode_many(self, gradients: Mapping[str, Gradient], seed: int = 0) -> bytes:
+    def encode_many(self, gradients: Mapping[str, Encodable], seed: int = 0) -> bytes:
         """One message in which each tensor goes by its own codec."""
         return encode_many(self.codec_for, gradients, seed)
 

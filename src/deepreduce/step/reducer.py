@@ -1,4 +1,4 @@
-"""One training step: compensate, encode, exchange, decode, and remember what was not sent.
+"""One training step: compensate, encode, exchange, decode, and keep what was not sent as the residual.
 
 ::
 
@@ -23,8 +23,9 @@ from ..sparsify.nonzero import NonZero
 from ..tensor import Shape, SparseTensor
 from . import sums
 from .arrays import HOST, arrays_of
-from .frame import Exchange, Failure
-from .items import Encoded, Item, source_of, summary
+from .exchange import ExchangeContext, ExchangeResult
+from .frame import Failure, FrameTag
+from .items import EncodedMessage, OutgoingTensor, step_source, summary
 from .packed import Compensated, Packed
 from .policy import ByStep, Policy, policy_at, title
 from .residual import Gradient, ResidualMemory
@@ -33,7 +34,6 @@ from .stats import StepStats
 from .stopwatch import Stopwatch
 from .topology import Topology
 from .transport import Transport
-from .trip import Delivery, Trip
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,8 +54,8 @@ class Prepared:
     """
 
     bucket: Bucket
-    tensors: Sequence[Item]
-    messages: Sequence[Encoded]
+    tensors: Sequence[OutgoingTensor]
+    messages: Sequence[EncodedMessage]
     compensated: Sequence[Compensated]
     groups: Sequence[Sequence[int]]
     packed: Packed | None
@@ -74,8 +74,8 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What a rank remembers: of its own gradients, and of the sums that it owns. None: nothing."""
+class ErrorFeedback:
+    """The residuals of one rank: of its own gradients, and of the sums of the ranges it owns. None: no error feedback."""
 
     own: ResidualMemory | None
     owned: ResidualMemory | None
@@ -84,7 +84,7 @@ class Memory:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is remembered."""
+        """Whether there is no residual."""
         return not any(memory is not None and memory.residuals for memory in (self.own, self.owned))
 
     def rescale(self, scale: float) -> None:
@@ -101,12 +101,12 @@ class Reducer:
     >>> import numpy as np
     >>> from deepreduce.step.policy import policy_of
     >>> from deepreduce.step.topology import AllGather
-    >>> from deepreduce.step.transport import Alone
+    >>> from deepreduce.step.transport import SingleRank
     >>> reducer = Reducer(policy_of("topr:1/raw/raw", small_numel=0), AllGather())
-    >>> memory = Memory(ResidualMemory(), None)
+    >>> memory = ErrorFeedback(ResidualMemory(), None)
     >>> for step in range(2):
     ...     bucket = Bucket(["w"], [np.float32([3, 2])], step)
-    ...     means, _ = reducer.reduce(bucket, memory, Alone())
+    ...     means, _ = reducer.reduce(bucket, memory, SingleRank())
     ...     print(means[0])
     [3. 0.]
     [0. 4.]
@@ -119,48 +119,48 @@ class Reducer:
     small_numel: int = 1024
     average: bool = True
     """Whether gradients are averaged over the ranks, or summed."""
-    _exchanges: dict[Any, tuple[list[Shape], Exchange]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tags: dict[Any, tuple[list[Shape], FrameTag]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def reduce(self, bucket: Bucket, memory: Memory, transport: Transport) -> tuple[list[Gradient], StepStats]:
+    def reduce(self, bucket: Bucket, memory: ErrorFeedback, transport: Transport) -> tuple[list[Gradient], StepStats]:
         """Return the means of a bucket as new tensors, and what they cost."""
-        trip = self.trip(bucket, memory, transport)
+        context = self.context(bucket, memory, transport)
         try:
-            prepared = self.prepare(bucket, memory, trip)
+            prepared = self.prepare(bucket, memory, context)
         except Exception as error:
-            self.report_failure(error, trip)
-        delivery, stats = self.deliver(prepared, memory, trip)
+            self.report_failure(error, context)
+        result, stats = self.exchange(prepared, memory, context)
         means = [
-            sums.combined([sums.divided(part, delivery.divisor) for part in parts])
+            sums.combined([sums.divided(part, result.divisor) for part in parts])
             if isinstance(gradient, SparseTensor)
-            else _narrow(arrays_of(gradient).total(parts, gradient, delivery.divisor), gradient)
-            for gradient, parts in zip(bucket.gradients, prepared.by_gradient(delivery.parts), strict=True)
+            else _cast_like(arrays_of(gradient).total(parts, gradient, result.divisor), gradient)
+            for gradient, parts in zip(bucket.gradients, prepared.by_gradient(result.parts), strict=True)
         ]
         return means, stats
 
     # Before the exchange
 
-    def trip(self, bucket: Bucket, memory: Memory, transport: Transport) -> Trip:
-        """Return the way of a bucket between the ranks. Of its gradients only the shapes are used."""
+    def context(self, bucket: Bucket, memory: ErrorFeedback, transport: Transport) -> ExchangeContext:
+        """Return what the exchange of a bucket needs. Of its gradients only the shapes are used."""
         seed, divisor = StepSeed(self.seed, bucket.step, transport.rank), transport.size if self.average else 1
-        return Trip(transport, self._exchange(bucket), seed, memory.owned, Stopwatch(), divisor)
+        return ExchangeContext(transport, self._tag(bucket), seed, memory.owned, Stopwatch(), divisor)
 
-    def prepare(self, bucket: Bucket, memory: Memory, trip: Trip) -> Prepared:
-        """Compensate and encode a bucket. Nothing is remembered yet."""
+    def prepare(self, bucket: Bucket, memory: ErrorFeedback, context: ExchangeContext) -> Prepared:
+        """Compensate and encode a bucket. No residual changes yet."""
         start = perf_counter()
         packed, compensated = self._compensate(bucket, memory)
         groups = self._groups(compensated) if self.per == "bucket" else list(zip(range(len(compensated))))
-        tensors = self._items(bucket, compensated, groups)
-        messages = self.topology.encode(tensors, trip.seed, trip.transport.size)
-        trip.watch.add("encode", start)
+        tensors = self._outgoing(bucket, compensated, groups)
+        messages = self.topology.encode(tensors, context.seed, context.transport.size)
+        context.watch.add("encode", start)
         return Prepared(bucket, tensors, messages, compensated, groups, packed)
 
-    def report_failure(self, error: Exception, trip: Trip) -> NoReturn:
+    def report_failure(self, error: Exception, context: ExchangeContext) -> NoReturn:
         """Tell all ranks that a bucket could not be prepared, in the exchange in which they wait for it, and raise the error."""
         with suppress(Exception):  # raises the error itself; where the others cannot be told, the error is still the reason
-            self.topology.fail(Failure(error), trip)
+            self.topology.fail(Failure(error), context)
         raise error
 
-    def _compensate(self, bucket: Bucket, memory: Memory) -> tuple[Packed | None, list[Compensated]]:
+    def _compensate(self, bucket: Bucket, memory: ErrorFeedback) -> tuple[Packed | None, list[Compensated]]:
         """Return every gradient plus its residual, and the small ones that were computed together."""
         packed = memory.own.compensate_small(bucket.names, bucket.gradients) if memory.own is not None and len(bucket.names) > 1 else None
         small = {} if packed is None else dict(zip(packed.indices, packed.compensated_of(bucket.gradients), strict=True))
@@ -172,12 +172,12 @@ class Reducer:
                 raise_named(error, name)
         return packed, compensated
 
-    def _compensated(self, name: str, gradient: Gradient, memory: Memory) -> Compensated:
+    def _compensated(self, name: str, gradient: Gradient, memory: ErrorFeedback) -> Compensated:
         """A gradient plus its residual. Frameworks drop the mean of a parameter that was not used, so its residual must stay here."""
-        idle = not isinstance(gradient, SparseTensor) and prod(gradient.shape) > 0 and arrays_of(gradient).is_zero(gradient)
-        total = gradient if idle or memory.own is None else memory.own.compensate(name, gradient)
-        content = _narrow(total, gradient)
-        return Compensated(total, content, source_of(content), idle)
+        unused = not isinstance(gradient, SparseTensor) and prod(gradient.shape) > 0 and arrays_of(gradient).is_zero(gradient)
+        total = gradient if unused or memory.own is None else memory.own.compensate(name, gradient)
+        content = _cast_like(total, gradient)
+        return Compensated(total, content, step_source(content), unused)
 
     def _groups(self, compensated: Sequence[Compensated]) -> Sequence[Sequence[int]]:
         """Which gradients make one tensor: all large dense ones of a dtype together, each other one alone."""
@@ -187,7 +187,7 @@ class Reducer:
             groups.setdefault(source.dtype if together else index, []).append(index)
         return list(groups.values())
 
-    def _items(self, bucket: Bucket, compensated: Sequence[Compensated], groups: Sequence[Sequence[int]]) -> list[Item]:
+    def _outgoing(self, bucket: Bucket, compensated: Sequence[Compensated], groups: Sequence[Sequence[int]]) -> list[OutgoingTensor]:
         """Return what is sent: each gradient with its codec, or those of a group as one."""
         policy, tensors = policy_at(self.policy, bucket.step), []
         for group in groups:
@@ -197,59 +197,59 @@ class Reducer:
             else:
                 name, gradient, content = _joint(group, bucket, compensated)
             try:
-                tensors.append(_item(name, gradient, content, policy))
+                tensors.append(_outgoing_tensor(name, gradient, content, policy))
             except Exception as error:
                 raise_named(error, name)
         return tensors
 
     # The exchange and after it
 
-    def deliver(self, prepared: Prepared, memory: Memory, trip: Trip) -> tuple[Delivery, StepStats]:
-        """Exchange a bucket and update the memory."""
-        sent_before = trip.transport.sent_bytes
-        delivery = self.topology.exchange(prepared.tensors, prepared.messages, trip)
+    def exchange(self, prepared: Prepared, memory: ErrorFeedback, context: ExchangeContext) -> tuple[ExchangeResult, StepStats]:
+        """Exchange a bucket and update the residuals."""
+        sent_before = context.transport.sent_bytes
+        result = self.topology.exchange(prepared.tensors, prepared.messages, context)
         start = perf_counter()
-        if delivery.is_finite:
-            if delivery.update_owned is not None:
-                delivery.update_owned()
+        if result.is_finite:
+            if result.update_owned is not None:
+                result.update_owned()
             if self.topology.has_owners:
                 memory.numels.update((tensor.name, tensor.numel) for tensor in prepared.tensors)
-            self._remember(prepared, delivery, memory)
-        trip.watch.add("decode", start)
-        return delivery, self._cost(prepared, trip.transport.sent_bytes - sent_before, trip.watch)
+            self._update_own(prepared, result, memory)
+        context.watch.add("decode", start)
+        return result, self._cost(prepared, context.transport.sent_bytes - sent_before, context.watch)
 
-    def _remember(self, prepared: Prepared, delivery: Delivery, memory: Memory) -> None:
+    def _update_own(self, prepared: Prepared, result: ExchangeResult, memory: ErrorFeedback) -> None:
         if memory.own is None:
             return
-        sent = prepared.by_gradient(list(zip(delivery.sent, strict=True)))
+        sent = prepared.by_gradient(list(zip(result.sent, strict=True)))
         small: set[int] = set()
         if prepared.packed is not None:
             small.update(prepared.packed.indices)
-            memory.own.remember_small(prepared.packed, [sent[index][0] for index in prepared.packed.indices])
-        for index, (total, _, _, idle) in enumerate(prepared.compensated):
-            if index not in small and not idle:  # the total of an idle one is the gradient itself
-                memory.own.remember(prepared.bucket.names[index], total, sent[index][0])
+            memory.own.update_small_(prepared.packed, [sent[index][0] for index in prepared.packed.indices])
+        for index, (total, _, _, unused) in enumerate(prepared.compensated):
+            if index not in small and not unused:  # the total of an unused one is the gradient itself
+                memory.own.update_(prepared.bucket.names[index], total, sent[index][0])
 
-    def _exchange(self, bucket: Bucket) -> Exchange:
-        """Which exchange this is, the same on all ranks; the identity of a bucket is made once."""
+    def _tag(self, bucket: Bucket) -> FrameTag:
+        """Return the tag of the exchange of a bucket, the same on all ranks; the identity of a bucket is made once."""
         shapes = list(map(_SHAPE, bucket.gradients))
         key = (*bucket.names, len(shapes))
-        known = self._exchanges.get(key)
+        known = self._tags.get(key)
         if known is None or known[0] != shapes:
             tensors = [(name, tuple(shape)) for name, shape in zip(bucket.names, shapes, strict=True)]
             identity = repr((title(self.policy), self.topology, self.per, self.small_numel, tensors))
             limit_bytes = sum(20 * prod(shape) + 4096 for shape in shapes)
-            exchange = Exchange(summary(bucket.names), zlib.crc32(identity.encode()), 0, limit_bytes)
-            known = self._exchanges[key] = shapes, exchange
-        what = known[1]
-        return Exchange(what.what, what.channel, bucket.step, what.limit_bytes)
+            tag = FrameTag(summary(bucket.names), zlib.crc32(identity.encode()), 0, limit_bytes)
+            known = self._tags[key] = shapes, tag
+        tag = known[1]
+        return FrameTag(tag.description, tag.channel, bucket.step, tag.limit_bytes)
 
     def _cost(self, prepared: Prepared, sent_bytes: int, watch: Stopwatch) -> StepStats:
         spent = watch.seconds
         cost = StepStats(prepared.bucket.step, 0, 0, sent_bytes, spent["encode"], spent["exchange"], spent["decode"])
         for message in prepared.messages:
             cost.message_bytes += len(message.blob)
-            for tensor, record in zip(message.items, message.records, strict=True):
+            for tensor, record in zip(message.tensors, message.records, strict=True):
                 cost.count(tensor.name, record)
         return cost
 
@@ -258,32 +258,32 @@ _SHAPE = attrgetter("shape")
 
 
 def _joint(group: Sequence[int], bucket: Bucket, compensated: Sequence[Compensated]) -> tuple[str, Gradient, Compensated]:
-    """Return gradients that travel as one: their name, themselves, and what is sent of them; idle if none of them was used."""
+    """Return gradients that travel as one: their name, themselves, and what is sent of them; unused if none of them was used."""
     own, gradients = [compensated[index] for index in group], [bucket.gradients[index] for index in group]
     arrays = arrays_of(own[0].content)
     content = arrays.concatenate([each.content for each in own])
-    together = Compensated(content, content, source_of(content), all(each.idle for each in own))
+    together = Compensated(content, content, step_source(content), all(each.is_unused for each in own))
     return _joint_name([bucket.names[index] for index in group]), arrays.concatenate(gradients), together
 
 
-def _item(name: str, gradient: Gradient, compensated: Compensated, policy: Policy) -> Item:
-    _, content, source, idle = compensated
+def _outgoing_tensor(name: str, gradient: Gradient, compensated: Compensated, policy: Policy) -> OutgoingTensor:
+    _, content, source, unused = compensated
     codec = policy.codec_for(name, source)
-    if not idle and codec.sparsifier.lossless:
+    if not unused and codec.sparsifier.lossless:
         touched = _touched(content, codec, gradient)
         if touched is not content:
-            content, source = touched, source_of(touched)
-    return Item(name, content, codec, source, None, idle)
+            content, source = touched, step_source(touched)
+    return OutgoingTensor(name, content, codec, source, None, unused)
 
 
-def _narrow(compensated: Gradient, gradient: Gradient) -> Gradient:
+def _cast_like(compensated: Gradient, gradient: Gradient) -> Gradient:
     """The compensated gradient in the dtype of the gradient."""
     if compensated.dtype == gradient.dtype:
         return compensated
     if not isinstance(compensated, SparseTensor):
         arrays = arrays_of(compensated)
-        return arrays.narrow(compensated, arrays.dtype(gradient))
-    return SparseTensor.trusted(compensated.support, HOST.narrow(compensated.values, gradient.dtype), compensated.shape)
+        return arrays.cast_saturating(compensated, arrays.dtype(gradient))
+    return SparseTensor.trusted(compensated.support, HOST.cast_saturating(compensated.values, gradient.dtype), compensated.shape)
 
 
 def _touched(content: Gradient, codec: DeepReduce, gradient: Gradient) -> Gradient:

@@ -1,6 +1,6 @@
 """Error feedback: what one step could not send is added to the next (paper, section 6.3: memory compensation).
 
-One rule for every framework. Residuals are kept in the dtype to add up in (float32 for the half precisions), sums of finite numbers stay
+One rule for every framework. Residuals are kept in the accumulation dtype (float32 for the half precisions), sums of finite numbers stay
 finite, and a step with a NaN or an infinity anywhere leaves no trace.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from ..errors import ConfigError, InputError
 from ..tensor import Shape, SparseTensor, Values
 from . import sums
-from .arrays import HOST, Array, arrays_of, wide_dtype
+from .arrays import HOST, Array, accumulation_dtype, arrays_of
 from .packed import Packed, Residuals, small_ones
 
 Gradient = Array | SparseTensor
@@ -31,7 +31,7 @@ class ResidualMemory:
 
     `decay` scales the residual before it is added. With `clip`, a gradient of a larger Euclidean norm is scaled down to that norm before
     anything is added to it, parameter by parameter; a loss scale is taken into account. Of N ranks, each clips its own gradient: for a
-    norm of the mean of `c`, give ``c / N**0.5``. With `momentum` above 0, momentum is accumulated before sparsifying, and forgotten where
+    norm of the mean of `c`, give ``c / N**0.5``. With `momentum` above 0, momentum is accumulated before sparsifying, and cleared where
     an element was selected and sent; a tensor that is sent whole keeps it, so that dense steps are those of SGD with momentum. (Momentum
     correction, factor masking and local clipping of Deep Gradient Compression, Lin et al. 2018.) The optimizer then has no momentum
     itself. Takes numpy arrays, tensors of a framework whose adapter is imported, and `SparseTensor`; of a sparse gradient, only
@@ -75,17 +75,17 @@ class ResidualMemory:
         return memory
 
     def compensate(self, name: str, gradient: Any) -> Any:
-        """Return the gradient plus its residual, in the dtype to add up in: a new tensor. Nothing is remembered before `update`."""
+        """Return the gradient plus its residual, in the accumulation dtype: a new tensor. The residual changes in `update` only."""
         if not self.momentum and self.clip is None and type(gradient) is np.ndarray:  # the common case, without a look at each table
             held = self.residuals.get(name)
             if type(held) is np.ndarray and (held.shape, held.dtype) == (gradient.shape, gradient.dtype):
-                spare, self._spares[name] = self._spare(name, held), None  # `remember` fills it again
-                return HOST.wide_sum(gradient, [(held, self.decay)], spare)
+                spare, self._spares[name] = self._spare(name, held), None  # `update_` fills it again
+                return HOST.add_scaled(gradient, [(held, self.decay)], spare)
         gradient = self._clipped(_floats(name, gradient))
         terms = [(held, factor) for table, factor in self._rates() if (held := self._held(table, name, gradient)) is not None]
         if isinstance(gradient, SparseTensor):
             return sums.combined([sums.scaled(gradient, 1.0), *(sums.scaled(held, factor) for held, factor in terms)])
-        return arrays_of(gradient).wide_sum(gradient, terms)
+        return arrays_of(gradient).add_scaled(gradient, terms)
 
     def compensate_small(self, names: Sequence[str], gradients: Sequence[Gradient]) -> Packed | None:
         """`compensate` for the small ones of many gradients, in one call; None where there are none, or each of them needs a look."""
@@ -103,8 +103,8 @@ class ResidualMemory:
             packed = self._packs[own] = Residuals.of(held, arrays)
         return packed.compensate(indices, own, arrays, self.decay)
 
-    def remember_small(self, packed: Packed, sent: Sequence[SparseTensor]) -> None:
-        """`remember` for what `compensate_small` returned."""
+    def update_small_(self, packed: Packed, sent: Sequence[SparseTensor]) -> None:
+        """`update_` for what `compensate_small` returned."""
         packed.subtract_(sent)
         self._packs[packed.names].replace(packed.compensated)
         self.residuals.update(zip(packed.names, packed.compensated.parts, strict=True))
@@ -119,10 +119,10 @@ class ResidualMemory:
         if not limit < norm < inf:
             return gradient
         factor = limit / norm
-        return sums.scaled(gradient, factor) if sparse else arrays_of(gradient).wide_sum(gradient, [(gradient, factor - 1)])
+        return sums.scaled(gradient, factor) if sparse else arrays_of(gradient).add_scaled(gradient, [(gradient, factor - 1)])
 
     def update(self, name: str, compensated: Any, sent: SparseTensor) -> None:
-        """Remember what `compensated` has and `sent` has not. A step with NaN or Inf in it is skipped whole: it leaves no trace."""
+        """Store `compensated` minus `sent` as the residual. A step with NaN or Inf in it is skipped whole: it leaves no trace."""
         compensated = _floats(name, compensated)
         if not isinstance(sent, SparseTensor):
             raise InputError(f"what was sent of {name!r} is a SparseTensor, got {type(sent).__name__}")
@@ -130,21 +130,21 @@ class ResidualMemory:
             raise InputError(f"{name!r} has shape {tuple(compensated.shape)}, but shape {sent.shape} was sent")
         if isinstance(compensated, SparseTensor):
             if sums.is_finite([compensated]):
-                self.remember(name, compensated, sent)
+                self.update_(name, compensated, sent)
             return
         arrays = arrays_of(compensated)
         if arrays.first_nonfinite(compensated) is None:
-            self.remember(name, arrays.copy(arrays.wide(compensated)), sent)
+            self.update_(name, arrays.copy(arrays.to_accumulation_dtype(compensated)), sent)
 
-    def remember(self, name: str, compensated: Gradient, sent: SparseTensor) -> None:
-        """`update` for a step that is known to be finite, at the cost of what was sent: it takes `compensated` over and writes to it."""
+    def update_(self, name: str, compensated: Gradient, sent: SparseTensor) -> None:
+        """`update` without checks: takes `compensated` over and writes to it. For a step that is known to be finite."""
         if isinstance(compensated, SparseTensor):
-            self._remember_sparse(name, compensated, sent)
+            self._update_sparse(name, compensated, sent)
             return
         arrays = arrays_of(compensated)
         if self.momentum:
             residual = self._held(self.residuals, name, compensated)
-            velocity = arrays.wide_sum(compensated, [] if residual is None else [(residual, -self.decay)])
+            velocity = arrays.add_scaled(compensated, [] if residual is None else [(residual, -self.decay)])
             if not sent.support.is_all:
                 arrays.clear_(velocity, sent.indices)
             self.velocities[name] = velocity
@@ -163,7 +163,7 @@ class ResidualMemory:
             return None
         return spare if spare.flags.owndata and spare.flags.c_contiguous else None
 
-    def _remember_sparse(self, name: str, compensated: SparseTensor, sent: SparseTensor) -> None:
+    def _update_sparse(self, name: str, compensated: SparseTensor, sent: SparseTensor) -> None:
         if self.momentum:
             residual = self._held(self.residuals, name, compensated)
             velocity = compensated if residual is None else sums.combined([compensated, sums.scaled(residual, -self.decay)])
@@ -192,22 +192,22 @@ class ResidualMemory:
     # Dense steps, loss scale, checkpoints
 
     def flush_into(self, name: str, gradient: Gradient) -> Any:
-        """Return the gradient with all that was not sent yet, for a step that sends everything; `forget` it when that has arrived."""
+        """Return the gradient with all that was not sent yet, for a step that sends everything; `drop` it when that has arrived."""
         held = self._held(self.residuals, name, gradient)
         if held is None:
             return gradient
         if isinstance(gradient, SparseTensor):
             return sums.combined([sums.scaled(gradient, 1.0), held])
-        return arrays_of(gradient).wide_sum(gradient, [(held, 1.0)])
+        return arrays_of(gradient).add_scaled(gradient, [(held, 1.0)])
 
-    def forget(self, name: str) -> None:
-        """Drop what is remembered of a parameter: it was sent, or rounding is all that is left of it."""
+    def drop(self, name: str) -> None:
+        """Drop the residual and the velocity of a parameter: it was sent, or rounding is all that is left of it."""
         self._spares.pop(name, None)
         self.residuals.pop(name, None)
         self.velocities.pop(name, None)
 
     def rescale(self, scale: float) -> None:
-        """Follow a loss scale: what is remembered was made under the scale before."""
+        """Follow a loss scale: residuals and velocities were made under the scale before."""
         factor, self._scale = scale / self._scale, scale
         if factor == 1.0:
             return
@@ -219,12 +219,12 @@ class ResidualMemory:
                     arrays_of(held).scale_(held, factor)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of everything that is remembered, for a checkpoint."""
+        """Return copies of all residuals and velocities, for a checkpoint."""
         tables = {key: {name: _copied(held) for name, held in getattr(self, key).items()} for key in _TABLES}
         return {**tables, "scale": self._scale}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint; what was remembered before is dropped. Nothing changes if the state is not one of ours."""
+        """Go on from a checkpoint; earlier residuals and velocities are dropped. Nothing changes if the state is not one of ours."""
         loaded, scale = loaded_tables(state)
         self.residuals, self.velocities, self._scale = loaded["residuals"], loaded["velocities"], scale
 
@@ -254,7 +254,7 @@ def loaded_tables(state: Mapping[str, Any]) -> tuple[dict[str, dict[str, Gradien
 def _kind(gradient: Gradient) -> tuple[Shape, np.dtype[Any]]:
     """The shape of a gradient, and the dtype of its residual."""
     dtype = gradient.dtype if isinstance(gradient, SparseTensor) else arrays_of(gradient).dtype(gradient)
-    return tuple(gradient.shape), wide_dtype(dtype)
+    return tuple(gradient.shape), accumulation_dtype(dtype)
 
 
 def _reshaped(held: Gradient, shape: Shape) -> Gradient:
@@ -273,7 +273,7 @@ def _loaded(name: str, held: Any) -> Gradient:
             raise InputError(f"the sparse residual of {name!r} has the keys indices, values and shape, got {sorted(held)}")
         return sums.scaled(SparseTensor(np.array(held["indices"]), np.array(held["values"]), tuple(held["shape"])), 1.0)
     array = _floats(name, held, "residual of")
-    return arrays_of(array).copy(arrays_of(array).wide(array))
+    return arrays_of(array).copy(arrays_of(array).to_accumulation_dtype(array))
 
 
 def _floats(name: str, given: Any, what: str = "gradient") -> Any:

@@ -1,4 +1,4 @@
-"""Seconds spent in named parts of a trip."""
+"""Seconds spent in named parts of an exchange."""
 
 from __future__ import annotations
 

@@ -17,18 +17,18 @@ _LARGE = 1 << 14
 
 
 def scaled(tensor: SparseTensor, factor: float) -> SparseTensor:
-    """Return the tensor times a factor, in the dtype to add up in.
+    """Return the tensor times a factor, in the accumulation dtype.
 
     >>> scaled(SparseTensor([2], np.float16([3]), (4,)), 0.5).values
     array([1.5], dtype=float32)
     """
-    values = HOST.wide(tensor.values)
+    values = HOST.to_accumulation_dtype(tensor.values)
     return SparseTensor.trusted(tensor.support, values if factor == 1 else values * values.dtype.type(factor), tensor.shape)
 
 
 def divided(tensor: SparseTensor, divisor: int) -> SparseTensor:
-    """Return the tensor divided by a number, in the dtype to add up in."""
-    values = HOST.wide(tensor.values)
+    """Return the tensor divided by a number, in the accumulation dtype."""
+    values = HOST.to_accumulation_dtype(tensor.values)
     return SparseTensor.trusted(tensor.support, values if divisor == 1 else values / values.dtype.type(divisor), tensor.shape)
 
 

@@ -22,34 +22,34 @@ from ..errors import ConfigError, FormatError
 from ..parameters import shown
 from ..tensor import SparseTensor, Support
 from . import items, sums
+from .exchange import ExchangeContext, ExchangeResult
 from .frame import Failure, PeerFailure, UnknownLength
-from .items import Encoded, Item
+from .items import EncodedMessage, OutgoingTensor
 from .owner import Owner
 from .seeds import StepSeed
 from .transport import ROOT
-from .trip import Delivery, Trip
 
 T = TypeVar("T")
 
 
 class Topology(ABC):
-    """One way to exchange."""
+    """How messages are exchanged."""
 
     name: ClassVar[str]
     has_owners: ClassVar[bool] = False
     rounds: ClassVar[int] = 1
     """How many exchanges follow one another in a step."""
 
-    def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
+    def encode(self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int) -> Sequence[EncodedMessage]:
         """Return the messages of a bucket; this runs beside the exchange of the bucket before."""
         return items.encode([tensors], seed)
 
     @abstractmethod
-    def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
+    def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
         """Exchange and decode."""
 
     @abstractmethod
-    def fail(self, failure: Failure, trip: Trip) -> None:
+    def fail(self, failure: Failure, context: ExchangeContext) -> None:
         """Tell all ranks that this one has no messages, in the exchange that they are in, and raise its error as one that was reported."""
 
     def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
@@ -59,22 +59,21 @@ class Topology(ABC):
 
 @dataclass(frozen=True)
 class AllGather(Topology):
-    """`allgather`: every rank sends its message to all others and adds up what it gets. One loss, one trip; volume grows with the ranks."""
+    """`allgather`: every rank sends its message to all others and sums what it gets. One loss, one round; volume grows with the ranks."""
 
     name: ClassVar[str] = "allgather"
 
-    def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
-        received = trip.all_gather(messages[0].blob)
+    def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
+        received = context.all_gather(messages[0].blob)
         start = perf_counter()
         by_rank = items.decode(items.read_all(received, [tensors] * len(received), messages[0]))
-        delivery = Delivery(
-            by_rank[trip.transport.rank], list(zip(*by_rank, strict=True)), trip.divisor, sums.is_finite(list(chain.from_iterable(by_rank)))
-        )
-        trip.watch.add("decode", start)
-        return delivery
+        is_finite = sums.is_finite(list(chain.from_iterable(by_rank)))
+        result = ExchangeResult(by_rank[context.transport.rank], list(zip(*by_rank, strict=True)), context.divisor, is_finite)
+        context.watch.add("decode", start)
+        return result
 
-    def fail(self, failure: Failure, trip: Trip) -> None:
-        trip.all_gather(failure)
+    def fail(self, failure: Failure, context: ExchangeContext) -> None:
+        context.all_gather(failure)
 
 
 @dataclass(frozen=True)
@@ -85,27 +84,27 @@ class Server(Topology):
     has_owners: ClassVar[bool] = True
     rounds: ClassVar[int] = 2
 
-    def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
+    def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
         try:
-            received = trip.gather(messages[0].blob)
-            owner = None if received is None else Owner.reduce(messages[0], received, trip, [None] * len(tensors))
+            received = context.gather(messages[0].blob)
+            owner = None if received is None else Owner.reduce(messages[0], received, context, [None] * len(tensors))
         except (FormatError, PeerFailure) as error:  # at the root: the others wait for the broadcast
             owner = Failure(error)
-        blob = trip.broadcast(owner.message.blob if isinstance(owner, Owner) else owner)
-        with trip.watch("decode"):
+        blob = context.broadcast(owner.message.blob if isinstance(owner, Owner) else owner)
+        with context.watch("decode"):
             sent, means = items.decode([messages[0], items.read(blob, tensors, ROOT)])
         update = (lambda: owner.update(means)) if isinstance(owner, Owner) else None
-        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
+        return ExchangeResult(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
 
-    def fail(self, failure: Failure, trip: Trip) -> None:
+    def fail(self, failure: Failure, context: ExchangeContext) -> None:
         try:
-            trip.gather(failure)
+            context.gather(failure)
         except UnknownLength:
             raise
         except (FormatError, PeerFailure):
             pass  # the root reads its own failure too, and the others still wait for the broadcast
         with suppress(PeerFailure):  # by which the root tells all ranks
-            trip.broadcast(failure if trip.transport.rank == ROOT else None)
+            context.broadcast(failure if context.transport.rank == ROOT else None)
         failure.raise_reported()
 
     def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
@@ -132,8 +131,8 @@ class Sharded(Topology):
         if not self.budget > 1:
             raise ConfigError(f"the budget of sharded is above 1, as a message goes out once in any case; got {self.budget}")
 
-    def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
-        pieces: list[list[Item]] = [[] for _ in range(size)]
+    def encode(self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int) -> Sequence[EncodedMessage]:
+        pieces: list[list[OutgoingTensor]] = [[] for _ in range(size)]
         for tensor, selected in zip(tensors, items.select(tensors, seed), strict=True):
             owner = _single_owner(tensor.name, tensor.numel, size)
             if owner is not None:
@@ -143,24 +142,24 @@ class Sharded(Topology):
                 of_owner.append(piece)
         return items.encode(pieces, seed)
 
-    def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
-        rank = trip.transport.rank
+    def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
+        rank = context.transport.rank
         try:
-            received = trip.all_to_all([message.blob for message in messages])
-            owner = Owner.reduce(messages[rank], received, trip, self._allowed(tensors, messages, rank))
+            received = context.all_to_all([message.blob for message in messages])
+            owner = Owner.reduce(messages[rank], received, context, self._allowed(tensors, messages, rank))
         except FormatError as error:  # here alone: the others wait for the second exchange
             owner = Failure(error)
-        blobs = trip.all_gather(owner.message.blob if isinstance(owner, Owner) else owner)
+        blobs = context.all_gather(owner.message.blob if isinstance(owner, Owner) else owner)
         assert isinstance(owner, Owner)  # else `all_gather` has raised
-        with trip.watch("decode"):
-            of_owners = items.read_all(blobs, [message.items for message in messages], owner.message)
+        with context.watch("decode"):
+            of_owners = items.read_all(blobs, [message.tensors for message in messages], owner.message)
             decoded = items.decode([*messages, *of_owners])
             own, parts = decoded[: len(messages)], decoded[len(messages) :]
             sent, means = _joined(own, tensors), _joined(parts, tensors)
-        return Delivery(sent, [[mean] for mean in means], 1, sums.is_finite(means), lambda: owner.update(parts[rank]))
+        return ExchangeResult(sent, [[mean] for mean in means], 1, sums.is_finite(means), lambda: owner.update(parts[rank]))
 
-    def fail(self, failure: Failure, trip: Trip) -> None:
-        trip.all_to_all([failure] * trip.transport.size)
+    def fail(self, failure: Failure, context: ExchangeContext) -> None:
+        context.all_to_all([failure] * context.transport.size)
 
     def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
         owner = _single_owner(name, numel, size)
@@ -180,7 +179,7 @@ class Sharded(Topology):
         """
         return 1.0 if size < 3 else self.budget / (size - 1) - 1 / size
 
-    def _allowed(self, tensors: Sequence[Item], messages: Sequence[Encoded], rank: int) -> list[int | None]:
+    def _allowed(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], rank: int) -> list[int | None]:
         """How many elements this owner may send of each of its tensors: by what it selected itself, so that all owners send as much."""
         fraction = self.fraction(len(messages))
         allowed: list[int | None] = []
@@ -200,13 +199,13 @@ def _single_owner(name: str, numel: int, size: int) -> int | None:
     return crc32(name.encode("utf-8", "backslashreplace")) % size if numel <= max(_LARGEST_WHOLE, size) else None
 
 
-def _cut(tensor: Item, selected: Support, size: int) -> list[Item]:
+def _cut(tensor: OutgoingTensor, selected: Support, size: int) -> list[OutgoingTensor]:
     """The ranges of a tensor, by their owners, with what was selected of the whole; its values are read once."""
     whole = SparseTensor.trusted(selected, tensor.source.gather(selected), tensor.shape)
     return [_piece(tensor, whole, low, high) for low, high in pairwise(sums.bounds(tensor.numel, size))]
 
 
-def _piece(tensor: Item, whole: SparseTensor, low: int, high: int) -> Item:
+def _piece(tensor: OutgoingTensor, whole: SparseTensor, low: int, high: int) -> OutgoingTensor:
     shape = sums.range_shape(tensor.shape, low, high)
     part = sums.between(whole, low, high, shape)
     if isinstance(tensor.content, SparseTensor):
@@ -216,7 +215,7 @@ def _piece(tensor: Item, whole: SparseTensor, low: int, high: int) -> Item:
     return piece
 
 
-def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[Item]) -> Iterator[list[T]]:
+def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[OutgoingTensor]) -> Iterator[list[T]]:
     """Yield, for each tensor, its entries by owner: one if a single rank owns it, else one per rank."""
     rows = list(map(iter, by_owner))
     for tensor in tensors:
@@ -224,7 +223,7 @@ def _columns(by_owner: Sequence[Sequence[T]], tensors: Sequence[Item]) -> Iterat
         yield [next(row) for row in (rows if owner is None else [rows[owner]])]
 
 
-def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[Item]) -> list[SparseTensor]:
+def _joined(pieces: Sequence[Sequence[SparseTensor]], tensors: Sequence[OutgoingTensor]) -> list[SparseTensor]:
     columns = list(_columns(pieces, tensors))
     cut = [(column, tensor.shape) for column, tensor in zip(columns, tensors, strict=True) if len(column) > 1]
     whole = iter(sums.joined(*zip(*cut, strict=True)) if cut else ())

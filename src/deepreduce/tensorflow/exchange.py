@@ -8,16 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..step.arrays import wide_dtype
+from ..step.arrays import accumulation_dtype
 from ..tensor import float_dtype
 from .host import HostSteps
 from .views import Slot
 
-Gradient = Any
+TensorOrSlices = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
 
 
-def slot_of(name: str, gradient: Gradient, variable: Any, residual: Any, owned: Any) -> Slot:
+def slot_of(name: str, gradient: TensorOrSlices, variable: Any, residual: Any, owned: Any) -> Slot:
     """Return what is known of a gradient while the graph is made.
 
     >>> slot_of("table", tf.IndexedSlices(tf.ones((2, 3)), tf.constant([4, 1])), tf.Variable(tf.ones((9, 3))), None, None).sliced
@@ -29,7 +29,7 @@ def slot_of(name: str, gradient: Gradient, variable: Any, residual: Any, owned: 
 
 def exchange(
     steps: HostSteps, slots: Sequence[Slot], given: Sequence[Sequence[Any]], step: Any, scale: Any
-) -> list[tuple[Gradient, Gradient, Gradient]]:
+) -> list[tuple[TensorOrSlices, TensorOrSlices, TensorOrSlices]]:
     """Return the sum of each gradient over all replicas, and its residuals from now on; slices for slices, None for what is not kept.
 
     `given` are a gradient and its residuals for every slot. To be called in replica context, by all replicas. Host calls are stateful: a
@@ -66,18 +66,18 @@ def _tensors(part: Any) -> list[Any]:
 
 def _dtypes(slot: Slot) -> list[Any]:
     """What `HostSteps.finish` returns for this gradient."""
-    rows, wide = [tf.int64] if slot.sliced else [], tf.as_dtype(wide_dtype(slot.dtype))
-    residual = [*rows, wide] if slot.has_residual else []
-    return [*rows, tf.as_dtype(slot.dtype), *residual, *([wide] if slot.has_owned else [])]
+    rows, accumulation = [tf.int64] if slot.sliced else [], tf.as_dtype(accumulation_dtype(slot.dtype))
+    residual = [*rows, accumulation] if slot.has_residual else []
+    return [*rows, tf.as_dtype(slot.dtype), *residual, *([accumulation] if slot.has_owned else [])]
 
 
-def _taken(slot: Slot, tensors: list[Any]) -> tuple[Gradient, Gradient, Gradient]:
+def _taken(slot: Slot, tensors: list[Any]) -> tuple[TensorOrSlices, TensorOrSlices, TensorOrSlices]:
     total = _next(slot, tensors)
     residual = _next(slot, tensors) if slot.has_residual else None
     return total, residual, tf.ensure_shape(tensors.pop(0), [None]) if slot.has_owned else None
 
 
-def _next(slot: Slot, tensors: list[Any]) -> Gradient:
+def _next(slot: Slot, tensors: list[Any]) -> TensorOrSlices:
     """The next tensor, or the next slices, from the front of the list."""
     if not slot.sliced:
         return tf.ensure_shape(tensors.pop(0), slot.shape)

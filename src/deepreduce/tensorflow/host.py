@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from ..step.reducer import Bucket, Memory, Reducer
+from ..step.reducer import Bucket, ErrorFeedback, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats, StepStats
 from ..step.transport import Transport
@@ -48,7 +48,7 @@ class HostSteps:
         return arrays
 
     def _step(self, views: Sequence[View], step: int, scale: float, transport: Transport) -> tuple[list[Values], StepStats]:
-        memory = Memory(ResidualMemory(), ResidualMemory()) if self.feedback else Memory(None, None)
+        memory = ErrorFeedback(ResidualMemory(), ResidualMemory()) if self.feedback else ErrorFeedback(None, None)
         for view in views:
             low, high = self.reducer.topology.owned_range(view.slot.name, prod(view.slot.shape), transport.rank, transport.size)
             view.lend(memory, high - low)

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from ..parameters import natural
 from ..pipeline import parse
 from ..source import SparseSource
-from ..step.arrays import wide_dtype
+from ..step.arrays import accumulation_dtype
 from ..step.policy import BySize, ByStep, Policy, Spec, policy_of
 from ..step.reducer import Reducer
 from ..step.stats import Stats
@@ -174,7 +174,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def _variable_for(self, variable: Any, shape: Shape, name: str) -> Any:
         native = _native(variable)
-        dtype = wide_dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
+        dtype = accumulation_dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
         with self._strategy.extended.colocate_vars_with(native):
             return self.add_variable(shape, dtype=str(dtype), name=name.replace("/", "_"))
 

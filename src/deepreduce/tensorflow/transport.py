@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CorruptError, PeerError
-from ..step.frame import Buffer, Exchange, Failure, seal
+from ..step.frame import Buffer, Failure, FrameTag, write_frame
 from ..step.transport import GatherOnly, checked_bytes, padded
 from ..step.worker import Worker
 
@@ -31,21 +31,21 @@ class Replicas(GatherOnly):
         self.rank, self.size = rank, size
         self.outgoing: SimpleQueue[Words] = SimpleQueue()
         self.incoming: SimpleQueue[Words | None] = SimpleQueue()
-        self._exchange = Exchange("a step that did not begin", 0, 0, 0)
+        self._tag = FrameTag("a step that did not begin", 0, 0, 0)
 
-    def all_gather(self, frame: bytes, exchange: Exchange) -> list[Buffer]:
-        self._exchange = exchange
+    def all_gather(self, frame: bytes, tag: FrameTag) -> list[Buffer]:
+        self._tag = tag
         self.outgoing.put(to_words(frame))
         gathered = self.incoming.get()
         if gathered is None:
-            raise PeerError(f"rank {self.rank} could not exchange {exchange.what} in step {exchange.step}: the step was given up")
-        frames = from_words(gathered, self.size, exchange)
+            raise PeerError(f"rank {self.rank} could not exchange {tag.description} in step {tag.step}: the step was given up")
+        frames = from_words(gathered, self.size, tag)
         self.sent_bytes += (self.size - 1) * max(_whole(frame.size) for frame in frames)
         return frames
 
     def parting_words(self, error: Exception | None) -> Words:
         """Return the frame for exchanges that come after the end of the step."""
-        return to_words(seal(b"" if error is None else Failure(error), self._exchange))
+        return to_words(write_frame(b"" if error is None else Failure(error), self._tag))
 
 
 class Crossing(Generic[T]):
@@ -99,21 +99,21 @@ def to_words(frame: bytes) -> Words:
     return padded(frame, _whole(len(frame))).view(np.int32)
 
 
-def from_words(words: Any, size: int, exchange: Exchange) -> list[Buffer]:
+def from_words(words: Any, size: int, tag: FrameTag) -> list[Buffer]:
     """Return the frames of all replicas, which follow one another.
 
-    >>> exchange = Exchange("demo", 0, 0, 9)
-    >>> gathered = np.concatenate([to_words(seal(body, exchange)) for body in (b"12345", b"6")])
-    >>> [bytes(frame[-1:]) for frame in from_words(gathered, 2, exchange)]
+    >>> tag = FrameTag("demo", 0, 0, 9)
+    >>> gathered = np.concatenate([to_words(write_frame(body, tag)) for body in (b"12345", b"6")])
+    >>> [bytes(frame[-1:]) for frame in from_words(gathered, 2, tag)]
     [b'5', b'6']
     """
     rest, frames = np.ascontiguousarray(words).view(np.uint8), []
     for sender in range(size):
-        size_bytes = checked_bytes(rest, sender, exchange)
+        size_bytes = checked_bytes(rest, sender, tag)
         frames.append(rest[:size_bytes])
         rest = rest[_whole(size_bytes) :]
     if rest.size:
-        raise CorruptError(f"{rest.size} bytes came after the frames of {size} replicas for {exchange.what}")
+        raise CorruptError(f"{rest.size} bytes came after the frames of {size} replicas for {tag.description}")
     return frames
 
 

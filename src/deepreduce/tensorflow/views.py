@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..step.arrays import HOST, wide_dtype
-from ..step.reducer import Memory
+from ..step.arrays import HOST, accumulation_dtype
+from ..step.reducer import ErrorFeedback
 from ..step.residual import Gradient, ResidualMemory
 from ..tensor import Positions, Shape, SparseTensor, Values
 
@@ -45,7 +45,7 @@ class View:
     residual: Values | None
     owned: Values | None
 
-    def lend(self, memory: Memory, owned_numel: int) -> None:
+    def lend(self, memory: ErrorFeedback, owned_numel: int) -> None:
         """Give the memory the residuals; of an embedding those of the touched rows, so that those of all other rows wait."""
         if self.residual is not None and memory.own is not None:
             memory.own.residuals[self.slot.name] = self._lent(self.residual)
@@ -58,7 +58,7 @@ class View:
             return SparseTensor.trusted(self.gradient.support, residual.reshape(-1)[self.gradient.indices], self.gradient.shape)
         return np.array(residual)
 
-    def results(self, total: Gradient, memory: Memory) -> list[Values]:
+    def results(self, total: Gradient, memory: ErrorFeedback) -> list[Values]:
         """Return what the graph takes: the sum, and the residuals from now on; rows for an embedding."""
         found = slices(total, self.slot.dtype) if isinstance(total, SparseTensor) else [total]
         if self.residual is not None:
@@ -95,11 +95,11 @@ def touched_rows(values: Values, indices: Positions, shape: Shape) -> SparseTens
     array([2., 2., 5., 5.], dtype=float32)
     """
     rows, inverse = np.unique(indices.astype(np.int64), return_inverse=True)
-    wide = np.zeros((rows.size, *shape[1:]), wide_dtype(values.dtype))
-    np.add.at(wide, inverse, values.astype(wide.dtype, copy=False))
+    total = np.zeros((rows.size, *shape[1:]), accumulation_dtype(values.dtype))
+    np.add.at(total, inverse, values.astype(total.dtype, copy=False))
     width = prod(shape[1:])
     positions = (rows[:, None] * width + np.arange(width)).reshape(-1)
-    return SparseTensor(positions, HOST.narrow(wide.reshape(-1), values.dtype), shape)
+    return SparseTensor(positions, HOST.cast_saturating(total.reshape(-1), values.dtype), shape)
 
 
 def slices(tensor: SparseTensor, dtype: np.dtype[Any]) -> list[Values]:
@@ -112,7 +112,7 @@ def slices(tensor: SparseTensor, dtype: np.dtype[Any]) -> list[Values]:
     width = _width(tensor.shape)
     rows = np.unique(tensor.indices // width)
     values = np.zeros((rows.size, *tensor.shape[1:]), dtype)
-    values.reshape(-1)[_offsets(tensor.indices, rows, width)] = HOST.narrow(tensor.values, dtype)
+    values.reshape(-1)[_offsets(tensor.indices, rows, width)] = HOST.cast_saturating(tensor.values, dtype)
     return [rows, values]
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 from ..errors import InputError
-from ..step.trial import DENSE, Way
+from ..step.trial import DENSE, SendMode
 from . import dense
 from .state import DeepReduceState
 
@@ -33,15 +33,15 @@ def allreduce_(
     for label, tensor in zip(labels, listed, strict=True):
         if not isinstance(tensor, torch.Tensor):
             raise InputError(f"{label} is {tensor!r}, not a tensor: leave out a parameter without a gradient on all ranks, or give zeros")
-    way = state.way()
-    if way in DENSE:
-        _dense_allreduce_(labels, listed, state, last, way)
+    mode = state.next_mode()
+    if mode in DENSE:
+        _dense_allreduce_(labels, listed, state, last, mode)
     else:
-        state.reduce_now(labels, listed, last, way)
+        state.reduce_now(labels, listed, last, mode)
 
 
 @torch.no_grad()
-def _dense_allreduce_(names: Sequence[str], tensors: Sequence[torch.Tensor], state: DeepReduceState, last: bool, way: Way) -> None:
+def _dense_allreduce_(names: Sequence[str], tensors: Sequence[torch.Tensor], state: DeepReduceState, last: bool, mode: SendMode) -> None:
     """Replace tensors by their means, all dense ones of a dtype and device in one buffer."""
     groups: dict[object, list[int]] = {}
     for index, tensor in enumerate(tensors):
@@ -52,7 +52,7 @@ def _dense_allreduce_(names: Sequence[str], tensors: Sequence[torch.Tensor], sta
         own = [tensors[index] for index in group]
         buffer, parts = _joined(own)
         ends = last and number == len(groups)
-        started.append((dense.all_reduce(state, buffer, [names[index] for index in group], parts, ends, way), own, parts))
+        started.append((dense.all_reduce(state, buffer, [names[index] for index in group], parts, ends, mode), own, parts))
     for reduced, own, parts in started:
         reduced.wait()
         for tensor, part in zip(own, parts, strict=True):

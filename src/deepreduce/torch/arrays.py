@@ -15,14 +15,14 @@ from .convert import to_torch
 from .source import numpy_dtype, source_of
 
 _START = 1024
-_WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_ACCUMULATION_DTYPES = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _TORCH = {np.dtype(name): getattr(torch, name) for name in ("float16", "float32", "float64")}
 
 
 class TorchArrays(Arrays):
     """Tensors of any device; the same bits as numpy gives.
 
-    >>> TORCH.wide_sum(torch.tensor([1.0], dtype=torch.bfloat16), [(torch.tensor([2.0]), 0.5)])
+    >>> TORCH.add_scaled(torch.tensor([1.0], dtype=torch.bfloat16), [(torch.tensor([2.0]), 0.5)])
     tensor([2.])
     """
 
@@ -32,23 +32,23 @@ class TorchArrays(Arrays):
     def source(self, array: torch.Tensor) -> Source:
         return source_of(array)
 
-    def wide(self, array: torch.Tensor) -> torch.Tensor:
-        return array.detach().to(_WIDE.get(array.dtype, array.dtype))
+    def to_accumulation_dtype(self, array: torch.Tensor) -> torch.Tensor:
+        return array.detach().to(_ACCUMULATION_DTYPES.get(array.dtype, array.dtype))
 
-    def wide_sum(self, array: torch.Tensor, terms: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor | None = None) -> torch.Tensor:
-        wide = self.wide(array)
-        total = wide.clone(memory_format=torch.contiguous_format)
+    def add_scaled(self, array: torch.Tensor, terms: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor | None = None) -> torch.Tensor:
+        start = self.to_accumulation_dtype(array)
+        total = start.clone(memory_format=torch.contiguous_format)
         for term, factor in terms:
             total += term if factor == 1 else term * float(np.asarray(factor, self.dtype(total)))  # rounded first, as numpy does
         if terms and not _is_finite(total):
-            finite = torch.isfinite(wide)
+            finite = torch.isfinite(start)
             for term, _ in terms:
                 finite &= torch.isfinite(term)
             largest = torch.finfo(total.dtype).max
             total = torch.where(total.isinf() & finite, torch.copysign(torch.full_like(total, largest), total), total)
         return total
 
-    def narrow(self, array: torch.Tensor, dtype: np.dtype[Any]) -> torch.Tensor:
+    def cast_saturating(self, array: torch.Tensor, dtype: np.dtype[Any]) -> torch.Tensor:
         wanted = _TORCH.get(dtype, torch.bfloat16)
         if array.dtype == wanted or array.numel() == 0:
             return array.to(wanted)
@@ -61,7 +61,7 @@ class TorchArrays(Arrays):
         return torch.where(pattern != 0, array, 0.0)
 
     def zeros(self, like: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(like.shape, dtype=_WIDE.get(like.dtype, like.dtype), device=like.device)
+        return torch.zeros(like.shape, dtype=_ACCUMULATION_DTYPES.get(like.dtype, like.dtype), device=like.device)
 
     def add_(self, array: torch.Tensor, part: SparseTensor, divisor: int = 1) -> None:
         values = to_torch(part.values).to(array.device, array.dtype)
@@ -82,8 +82,8 @@ class TorchArrays(Arrays):
     def scale_(self, array: torch.Tensor, factor: float) -> None:
         array.mul_(float(np.asarray(factor, self.dtype(array))))
 
-    def assign_(self, array: torch.Tensor, wide: torch.Tensor) -> None:
-        array.copy_(self.narrow(wide, self.dtype(array)))
+    def assign_(self, array: torch.Tensor, total: torch.Tensor) -> None:
+        array.copy_(self.cast_saturating(total, self.dtype(array)))
 
     def is_zero(self, array: torch.Tensor) -> bool:
         start = array.reshape(-1)[:_START]  # hardly ever zero in a tensor that is not, and much less to read

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-from ..step.flush import flushed, forget_sent
+from ..step.flush import add_residuals, drop_residuals
 from ..step.stats import StepStats, ring_bytes
-from ..step.trial import Way
+from ..step.trial import SendMode
 from .transport import rank_and_size
 from .views import view, write_gradient
 
@@ -26,17 +26,17 @@ def all_reduce(
     names: Sequence[str],
     gradients: Sequence[torch.Tensor],
     last: bool,
-    way: Way = "dense",
+    mode: SendMode = "dense",
 ) -> Future[torch.Tensor]:
     """Return the mean over all ranks by the group's own allreduce, as the hooks that come with torch do it, with all residuals.
 
-    `gradients` are those that may have a residual, by name. By ``"bf16"``, values of more than 16 bits travel as bfloat16: its range is
-    that of float32, so that nothing becomes infinite or zero on the way.
+    `gradients` are those that may have a residual, by name. In mode ``"bf16"``, values of more than 16 bits travel as bfloat16: its
+    range is that of float32, so that nothing becomes infinite or zero on the way.
     """
     sent = _flush(state, names, gradients)
     start, step = time.perf_counter(), state.step
     state.step += 1 if last else 0
-    travels = buffer.to(torch.bfloat16) if way == "bf16" and _is_wide(buffer) else buffer
+    travels = buffer.to(torch.bfloat16) if mode == "bf16" and _exceeds_16_bits(buffer) else buffer
     size, summed = _all_reduced(travels, state.options.process_group)
 
     def count(reduced: Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -46,14 +46,14 @@ def all_reduce(
         state.stats().add(cost, last)
         mean = reduced.value()[0]
         if sent and _is_finite(mean):  # a step with NaN or Inf in it is skipped
-            forget_sent(state.memory, sent)
+            drop_residuals(state.memory, sent)
         return mean if travels is buffer else buffer.copy_(mean)
 
     reduced: Future[torch.Tensor] = summed.then(count)
     return reduced
 
 
-def _is_wide(buffer: torch.Tensor) -> bool:
+def _exceeds_16_bits(buffer: torch.Tensor) -> bool:
     return buffer.layout == torch.strided and buffer.dtype in (torch.float32, torch.float64)
 
 
@@ -65,7 +65,7 @@ def _flush(state: DeepReduceState, names: Sequence[str], gradients: Sequence[tor
     state.follow_scale()
     views = [view(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
     rank, size = rank_and_size(state.options.process_group)
-    changed = flushed(state.memory, state.reducer.topology, names, views, rank, size)
+    changed = add_residuals(state.memory, state.reducer.topology, names, views, rank, size)
     for index, total in changed.items():
         write_gradient(gradients[index], total)
     return [names[index] for index in changed]

@@ -90,6 +90,6 @@ class Memory:
         return compensated
 
     def update(self, tensor: torch.Tensor, name: str, compressor: Compressor, tensors: Sequence[torch.Tensor], ctx: object) -> None:
-        """Remember what the message of this tensor has not."""
+        """Store what the message of this tensor has not as its residual."""
         (message,) = tensors
         self.residuals.update(name, tensor, compressor.received(message))

@@ -20,13 +20,13 @@ def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[t
             "torch.compile with optimize_ddp='python_reducer' gives its hooks single gradients, not the buckets of a step: "
             "set torch._dynamo.config.optimize_ddp to True or False before DistributedDataParallel is made"
         )
-    buffer, way = bucket.buffer(), state.way()
-    if way in DENSE and state.memory.is_empty:
-        return dense.all_reduce(state, buffer, [], [], bucket.is_last(), way)
+    buffer, mode = bucket.buffer(), state.next_mode()
+    if mode in DENSE and state.memory.is_empty:
+        return dense.all_reduce(state, buffer, [], [], bucket.is_last(), mode)
     gradients, names = bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
-    if way in DENSE:
-        return dense.all_reduce(state, buffer, names, gradients, bucket.is_last(), way)
-    reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last(), way))
+    if mode in DENSE:
+        return dense.all_reduce(state, buffer, names, gradients, bucket.is_last(), mode)
+    reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last(), mode))
 
     def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:
         return reduced.value()  # raises what the worker threads raised: DDP passes errors of a callback on to backward()

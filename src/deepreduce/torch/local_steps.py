@@ -30,7 +30,7 @@ from ..step.reducer import Reducer
 from ..step.residual import Gradient, ResidualMemory
 from ..step.stats import Stats, StepStats
 from ..step.topology import Topology
-from ..step.transport import Alone, Transport
+from ..step.transport import SingleRank, Transport
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
 from .hook import noop_hook
@@ -139,7 +139,7 @@ class LocalSteps:
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._unchecked: list[str] = []
         self._outer = None if outer is None else Outer(outer)
-        self._adopt()
+        self._add_new_parameters()
         every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
         self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every)
         self._delay = natural(delay, "delay")
@@ -163,7 +163,7 @@ class LocalSteps:
         if scaler is not None:
             self._undo.append(_CountedSteps.on(scaler).add(self))
         if parallel is not None:
-            self._silence(parallel)
+            self._disable_gradient_exchange(parallel)
 
     def __repr__(self) -> str:
         return f"LocalSteps({self._title})"
@@ -192,7 +192,7 @@ class LocalSteps:
         """The other ranks: connected at first use."""
         if self._transport is None:
             if not dist.is_initialized():
-                return Alone()  # not kept, as a process group may come
+                return SingleRank()  # not kept, as a process group may come
             self._transport = connect(self._process_group, self._timeout)
             weakref.finalize(self, self._transport.close).atexit = False
         return self._transport
@@ -201,7 +201,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
-        self._adopt()
+        self._add_new_parameters()
         if len(self._training.anchors) < len(self._parameters):
             self._unchecked += self._training.add_anchors({name: view(name, parameter) for name, parameter in self._parameters.items()})
 
@@ -277,8 +277,8 @@ class LocalSteps:
             check_equal(self._unchecked, digests, self.transport, self._training.syncs)
             self._unchecked = []
 
-    def _adopt(self) -> None:
-        """Take over parameters that are new: at the start, from a group that was added, or no longer frozen."""
+    def _add_new_parameters(self) -> None:
+        """Add parameters that are new: at the start, from a group that was added, or no longer frozen."""
         listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         known = {id(parameter) for parameter in self._parameters.values()}
         new = [parameter for parameter in listed if parameter.requires_grad and id(parameter) not in known]
@@ -298,12 +298,12 @@ class LocalSteps:
         buffers = {name: buffer for name, buffer in _float_buffers(self._model).items() if name in self._averaged}
         return {name: view(name, tensor) for name, tensor in {**self._parameters, **buffers}.items()}
 
-    def _silence(self, parallel: DistributedDataParallel) -> None:
+    def _disable_gradient_exchange(self, parallel: DistributedDataParallel) -> None:
         """Let DDP exchange no gradients."""
         try:
             parallel.register_comm_hook(None, noop_hook)
         except RuntimeError as error:
-            self._hang_up()
+            self._disconnect()
             raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
 
     def _count_skipped_step(self) -> None:
@@ -313,7 +313,7 @@ class LocalSteps:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must remember, also between two syncs; every rank has its own, beside its model and optimizer.
+        """Return the state of this rank, also between two syncs; every rank has its own, beside its model and optimizer.
 
         Waits for the exchange that is under way, whose means are part of the state. Loads with `torch.load(..., weights_only=True)`.
         """
@@ -338,7 +338,7 @@ class LocalSteps:
             raise InputError(f"a state of LocalSteps has the keys {', '.join(sorted(_KEYS))}; got {found}")
         if (state["outer"] is None) != (self.outer is None):
             raise InputError(f"the state was made {'without' if state['outer'] is None else 'with'} an outer optimizer, this one is not")
-        self._adopt()
+        self._add_new_parameters()
         training, tensors = self._training, self._tensors()
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
         checkpoint.expect(training.reducer, *rank_and_size(self._process_group), list(tensors))
@@ -361,14 +361,14 @@ class LocalSteps:
         With `delay`, call `sync()` before, so that ranks end with the same parameters.
         """
         self._wait()
-        self._hang_up()
+        self._disconnect()
 
     def _wait(self) -> None:
         """Wait until no exchange is under way, whether or not it went well."""
         if self._pending is not None:
             wait([self._pending.outcome])
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         for undo in self._undo:
             undo()
         self._undo = []
@@ -383,7 +383,7 @@ class LocalSteps:
         if error is None:
             self.close()
         else:
-            self._hang_up()  # others may have failed too, and not come
+            self._disconnect()  # others may have failed too, and not come
 
 
 class _CountedSteps:

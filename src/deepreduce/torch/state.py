@@ -1,4 +1,4 @@
-"""The state behind the hook: options, what is remembered, and what it cost. A step itself is `deepreduce.step.Reducer`."""
+"""The state behind the hook: options, residuals, and what it cost. A step itself is `deepreduce.step.Reducer`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ import torch.distributed as dist
 from ..errors import ConfigError
 from ..parameters import natural, shown
 from ..step.checkpoint import Checkpoint
-from ..step.flush import take_back
-from ..step.frame import Exchange
+from ..step.exchange import ExchangeContext
+from ..step.flush import move_owned_residuals
+from ..step.frame import FrameTag
 from ..step.policy import Spec, policy_of, title
 from ..step.recipes import GRADIENT_RECIPES, gradient_recipe
-from ..step.reducer import Bucket, Memory, Prepared, Reducer
+from ..step.reducer import Bucket, ErrorFeedback, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats, StepStats
 from ..step.topology import AllGather, Topology, topology_of
-from ..step.transport import Alone, Transport, close_unless_reported
-from ..step.trial import Trial, Way, agreed_largest
-from ..step.trip import Trip
+from ..step.transport import SingleRank, Transport, close_unless_reported
+from ..step.trial import SendMode, Trial, all_reduce_max
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch
 from .names import Names
@@ -128,8 +128,8 @@ class DeepReduceState:
         self._start()
 
     def _new_trial(self) -> Trial:
-        """A trial of all ways; without owners there is one exchange less to wait for, which may be faster."""
-        return Trial(ways=("compressed", "dense", "bf16", *(("allgather",) if self.reducer.topology.has_owners else ())))
+        """A trial of all modes; without owners there is one exchange less to wait for, which may be faster."""
+        return Trial(modes=("compressed", "dense", "bf16", *(("allgather",) if self.reducer.topology.has_owners else ())))
 
     def _start(self) -> None:
         """Set up what a copy does not take over: threads and connections, which are opened when they are first needed."""
@@ -156,7 +156,7 @@ class DeepReduceState:
         """The other ranks. Opened at first use, as a process group may not be there yet when a state is made."""
         if self._transport is None:
             if not dist.is_initialized():
-                return Alone()  # not kept, as a process group may come
+                return SingleRank()  # not kept, as a process group may come
             self._transport = connect(self.options.process_group, self.options.timeout)
             weakref.finalize(self, self._transport.close).atexit = False
         return self._transport
@@ -164,7 +164,7 @@ class DeepReduceState:
     # Life
 
     def close(self) -> None:
-        """End the threads and connections of this state; what it remembers stays. The next step would open new ones."""
+        """End the threads and connections of this state; its residuals stay. The next step would open new ones."""
         self._encoding.close()
         self._exchanging.close()
         if self._transport is not None:
@@ -198,7 +198,7 @@ class DeepReduceState:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank must remember; every rank has its own. Loads with `torch.load(..., weights_only=True)`."""
+        """Return the state of this rank; every rank has its own. Loads with `torch.load(..., weights_only=True)`."""
         checkpoint = Checkpoint.of(self.step, self.reducer, self.memory, *rank_and_size(self.options.process_group))
         state: dict[str, Any] = mapped_to_torch(checkpoint.write())
         return state
@@ -217,79 +217,86 @@ class DeepReduceState:
 
     # A step
 
-    def way(self) -> Way:
-        """Return how the step that is under way is sent, on all ranks."""
+    def next_mode(self) -> SendMode:
+        """Return the mode of the step that is under way, the same on all ranks; may exchange timings with them."""
         if self._trial is None:
             return "dense" if self.options.dense else "compressed"
-        way = self._trial.way(self.step, self._agreed)
+        mode = self._trial.next_mode(self.step, self._agreed)
         self._stats.choice = self._trial.choice
-        return way
+        return mode
 
     def _agreed(self, numbers: list[float]) -> list[float]:
-        return agreed_largest(numbers, self.transport, Exchange("the times of a trial", 0, self.step, 8 * len(numbers)))
+        return all_reduce_max(numbers, self.transport, FrameTag("the times of a trial", 0, self.step, 8 * len(numbers)))
 
     def follow_scale(self) -> None:
-        """Bring what is remembered to the loss scale of this step."""
+        """Bring the residuals to the loss scale of this step."""
         if self.options.scaler is not None:
             self.memory.rescale(self.options.scaler.get_scale())
 
-    def reduce(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True, way: Way = "compressed") -> Future[None]:
+    def reduce(
+        self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True, mode: SendMode = "compressed"
+    ) -> Future[None]:
         """Replace each gradient by the mean over all ranks, off this thread.
 
         Buckets are exchanged in the order of these calls, the same on all ranks; one is encoded while the one before is exchanged.
         """
-        bucket, reducer, trip = self._begin(names, gradients, last, way)
-        prepared = self._encoding.submit(partial(self._prepare, reducer, bucket, trip, wait_for(gradients)))
-        return self._exchanging.submit(lambda: self._deliver(reducer, gradients, trip, prepared.result))
+        bucket, reducer, context = self._begin(names, gradients, last, mode)
+        prepared = self._encoding.submit(partial(self._prepare, reducer, bucket, context, wait_for(gradients)))
+        return self._exchanging.submit(lambda: self._exchange(reducer, gradients, context, prepared.result))
 
-    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True, way: Way = "compressed") -> None:
+    def reduce_now(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool = True, mode: SendMode = "compressed") -> None:
         """Replace each gradient by the mean over all ranks, on this thread."""
-        bucket, reducer, trip = self._begin(names, gradients, last, way)
-        self._deliver(reducer, gradients, trip, partial(self._prepare, reducer, bucket, trip, wait_for(gradients)))
+        bucket, reducer, context = self._begin(names, gradients, last, mode)
+        self._exchange(reducer, gradients, context, partial(self._prepare, reducer, bucket, context, wait_for(gradients)))
 
     def end_step(self) -> None:
         """Close a step of which no bucket was the last one, when all its buckets are done."""
         self._stats.add(StepStats(self.step))
         self.step += 1
 
-    def _begin(self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool, way: Way) -> tuple[Bucket, Reducer, Trip]:
-        """Return a bucket of torch tensors, who reduces it, and its way between the ranks."""
-        bucket, reducer = Bucket(names, gradients, self.step, last), self._without_owners if way == "allgather" else self.reducer
-        trip = reducer.trip(bucket, self.memory, self.transport)
+    def _begin(
+        self, names: Sequence[str], gradients: Sequence[torch.Tensor], last: bool, mode: SendMode
+    ) -> tuple[Bucket, Reducer, ExchangeContext]:
+        """Return a bucket of torch tensors, who reduces it, and what its exchange needs."""
+        bucket, reducer = Bucket(names, gradients, self.step, last), self._without_owners if mode == "allgather" else self.reducer
+        context = reducer.context(bucket, self.memory, self.transport)
         self.step += 1 if last else 0
-        return bucket, reducer, trip
+        return bucket, reducer, context
 
-    def _prepare(self, reducer: Reducer, given: Bucket, trip: Trip, ready: Callable[[], None]) -> Prepared:
+    def _prepare(self, reducer: Reducer, given: Bucket, context: ExchangeContext, ready: Callable[[], None]) -> Prepared:
         ready()
         tensors: Sequence[Any] = given.gradients
         bucket = Bucket(given.names, list(map(view, given.names, tensors)), given.step, given.last)
         if self.options.scaler is not None:
             self.follow_scale()
         if reducer is not self.reducer:
-            take_back(self.memory, self.reducer.topology, bucket.names, bucket.gradients, trip.transport.rank, trip.transport.size)
-        return reducer.prepare(bucket, self.memory, trip)
+            rank, size = context.transport.rank, context.transport.size
+            move_owned_residuals(self.memory, self.reducer.topology, bucket.names, bucket.gradients, rank, size)
+        return reducer.prepare(bucket, self.memory, context)
 
-    def _deliver(self, reducer: Reducer, gradients: Sequence[torch.Tensor], trip: Trip, prepare: Callable[[], Prepared]) -> None:
+    def _exchange(
+        self, reducer: Reducer, gradients: Sequence[torch.Tensor], context: ExchangeContext, prepare: Callable[[], Prepared]
+    ) -> None:
         """Exchange what `prepare` gives, and write the means over the gradients. All ranks are told of an error of it."""
         try:
             try:
                 prepared = prepare()
             except Exception as error:
-                reducer.report_failure(error, trip)
-            delivery, cost = reducer.deliver(prepared, self.memory, trip)
+                reducer.report_failure(error, context)
+            result, cost = reducer.exchange(prepared, self.memory, context)
         except BaseException as error:
-            close_unless_reported(trip.transport, error)
+            close_unless_reported(context.transport, error)
             raise
-        start, means = perf_counter(), prepared.by_gradient(delivery.parts)
+        start, means = perf_counter(), prepared.by_gradient(result.parts)
         seen, small = prepared.bucket.gradients, set[int]()
         if prepared.packed is not None:
-            prepared.packed.fill_(seen, means, delivery.divisor)
+            prepared.packed.fill_(seen, means, result.divisor)
             small.update(prepared.packed.indices)
         for index, gradient in enumerate(gradients):
             if index not in small:
-                write_mean(gradient, seen[index], means[index], delivery.divisor)
-        trip.watch.add("decode", start)
-        cost.decode_seconds = trip.watch.seconds["decode"]
+                write_mean(gradient, seen[index], means[index], result.divisor)
+        context.watch.add("decode", start)
+        cost.decode_seconds = context.watch.seconds["decode"]
         self._stats.add(cost, prepared.bucket.last)
 
 
@@ -298,10 +305,10 @@ def topology_named(topology: str | Topology) -> Topology:
     return AllGather() if topology == "dense" else topology_of(topology, "dense")
 
 
-def memory_named(memory: str | ResidualMemory) -> Memory:
-    """Return what a rank remembers, by its name or with a memory of the user's."""
+def memory_named(memory: str | ResidualMemory) -> ErrorFeedback:
+    """Return the error feedback of a rank, by its name or with a memory of the user's."""
     if isinstance(memory, ResidualMemory):
-        return Memory(memory, ResidualMemory())
+        return ErrorFeedback(memory, ResidualMemory())
     if memory not in ("residual", "none"):
         raise ConfigError(f"memory is 'residual', 'none' or a ResidualMemory, got {memory!r}")
-    return Memory(ResidualMemory(), ResidualMemory()) if memory == "residual" else Memory(None, None)
+    return ErrorFeedback(ResidualMemory(), ResidualMemory()) if memory == "residual" else ErrorFeedback(None, None)

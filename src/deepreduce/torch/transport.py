@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import PeerError
-from ..step.frame import HEAD_BYTES, Buffer, Exchange
-from ..step.transport import ROOT, Alone, Padded, Transport, checked_bytes, padded
+from ..step.frame import HEADER_BYTES, Buffer, FrameTag
+from ..step.transport import ROOT, Padded, SingleRank, Transport, checked_bytes, padded
 
 _log = logging.getLogger("deepreduce")
 
@@ -27,10 +27,10 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     memory, whatever the backend of the given group.
     """
     if not dist.is_initialized():
-        return Alone()
+        return SingleRank()
     members = members_of(process_group)
     if len(members) == 1:
-        return Alone()
+        return SingleRank()
     return Gloo(gloo_between(members, timeout), members.index(dist.get_rank()), len(members))
 
 
@@ -95,63 +95,63 @@ class Gloo(Padded):
     def close(self) -> None:
         self.backend = None  # its connections and threads end with it
 
-    def gather(self, frame: bytes, exchange: Exchange) -> list[Buffer] | None:
-        heads = self._all_gather(padded(frame[:HEAD_BYTES], HEAD_BYTES), exchange)
-        sizes = [checked_bytes(head, rank, exchange) for rank, head in enumerate(heads)]
+    def gather(self, frame: bytes, tag: FrameTag) -> list[Buffer] | None:
+        headers = self._all_gather(padded(frame[:HEADER_BYTES], HEADER_BYTES), tag)
+        sizes = [checked_bytes(header, rank, tag) for rank, header in enumerate(headers)]
         buffer = torch.from_numpy(padded(frame, max(sizes)))
         gathered = [torch.empty_like(buffer) for _ in sizes] if self.rank == ROOT else []
-        self._run(exchange, lambda gloo: [gloo.gather(gathered, buffer, ROOT)])
+        self._run(tag, lambda gloo: [gloo.gather(gathered, buffer, ROOT)])
         if not gathered:
             self.sent_bytes += buffer.numel()
             return None
         return [each.numpy()[:size] for each, size in zip(gathered, sizes, strict=True)]
 
-    def broadcast(self, frame: bytes | None, exchange: Exchange) -> Buffer:
-        capacity, frame = self.capacity(exchange), frame or b""
-        front = self._broadcast(padded(frame[:capacity], capacity), exchange)
-        size = checked_bytes(front, ROOT, exchange)
+    def broadcast(self, frame: bytes | None, tag: FrameTag) -> Buffer:
+        capacity, frame = self.capacity(tag), frame or b""
+        front = self._broadcast(padded(frame[:capacity], capacity), tag)
+        size = checked_bytes(front, ROOT, tag)
         if size > capacity:
-            front = np.concatenate([front, self._broadcast(padded(frame[capacity:], size - capacity), exchange)])
-        self.remember(exchange, size)
+            front = np.concatenate([front, self._broadcast(padded(frame[capacity:], size - capacity), tag)])
+        self.update_capacity(tag, size)
         return front[:size]
 
-    def all_to_all(self, frames: Sequence[bytes], exchange: Exchange) -> list[Buffer]:
-        """As in the contract. Each pair of ranks remembers the capacities of its last exchange."""
+    def all_to_all(self, frames: Sequence[bytes], tag: FrameTag) -> list[Buffer]:
+        """As in the contract. Each pair of ranks keeps the capacities of its last exchange."""
         capacities_out, capacities_in = (
-            self._pair_capacities.get((exchange.channel, way), [HEAD_BYTES] * self.size) for way in ("to", "from")
+            self._pair_capacities.get((tag.channel, direction), [HEADER_BYTES] * self.size) for direction in ("to", "from")
         )
         outgoing = [padded(frame[:capacity], capacity) for frame, capacity in zip(frames, capacities_out, strict=True)]
-        fronts = self._all_to_all(outgoing, capacities_in, exchange)
-        sizes = [checked_bytes(front, rank, exchange) for rank, front in enumerate(fronts)]
+        fronts = self._all_to_all(outgoing, capacities_in, tag)
+        sizes = [checked_bytes(front, rank, tag) for rank, front in enumerate(fronts)]
         missing = [max(0, size - capacity) for size, capacity in zip(sizes, capacities_in, strict=True)]
-        rests = self._swap([frame[capacity:] for frame, capacity in zip(frames, capacities_out, strict=True)], missing, exchange)
-        for way, capacities, used in (("to", capacities_out, [len(frame) for frame in frames]), ("from", capacities_in, sizes)):
-            self._pair_capacities[exchange.channel, way] = [
+        rests = self._swap([frame[capacity:] for frame, capacity in zip(frames, capacities_out, strict=True)], missing, tag)
+        for direction, capacities, used in (("to", capacities_out, [len(frame) for frame in frames]), ("from", capacities_in, sizes)):
+            self._pair_capacities[tag.channel, direction] = [
                 max(self.with_headroom(size), capacity - capacity // 32) for size, capacity in zip(used, capacities, strict=True)
             ]
         return [np.concatenate([front[:size], rest]) for front, rest, size in zip(fronts, rests, sizes, strict=True)]
 
     # The collectives, on equal sizes
 
-    def _all_gather(self, buffer: Buffer, exchange: Exchange) -> list[Buffer]:
+    def _all_gather(self, buffer: Buffer, tag: FrameTag) -> list[Buffer]:
         gathered = np.empty(self.size * buffer.size, np.uint8)
-        self._run(exchange, lambda gloo: [gloo._allgather_base(torch.from_numpy(gathered), torch.from_numpy(buffer))])
+        self._run(tag, lambda gloo: [gloo._allgather_base(torch.from_numpy(gathered), torch.from_numpy(buffer))])
         self.sent_bytes += (self.size - 1) * buffer.size
         return list(gathered.reshape(self.size, -1))
 
-    def _broadcast(self, buffer: Buffer, exchange: Exchange) -> Buffer:
-        self._run(exchange, lambda gloo: [gloo.broadcast(torch.from_numpy(buffer), ROOT)])
+    def _broadcast(self, buffer: Buffer, tag: FrameTag) -> Buffer:
+        self._run(tag, lambda gloo: [gloo.broadcast(torch.from_numpy(buffer), ROOT)])
         self.sent_bytes += _children(self.rank, self.size) * buffer.size
         return buffer
 
-    def _all_to_all(self, outgoing: Sequence[Buffer], sizes_in: list[int], exchange: Exchange) -> list[Buffer]:
+    def _all_to_all(self, outgoing: Sequence[Buffer], sizes_in: list[int], tag: FrameTag) -> list[Buffer]:
         incoming, sizes_out = np.empty(sum(sizes_in), np.uint8), [buffer.size for buffer in outgoing]
         joined = torch.from_numpy(np.concatenate(outgoing))
-        self._run(exchange, lambda gloo: [gloo.alltoall_base(torch.from_numpy(incoming), joined, sizes_in, sizes_out)])
+        self._run(tag, lambda gloo: [gloo.alltoall_base(torch.from_numpy(incoming), joined, sizes_in, sizes_out)])
         self.sent_bytes += sum(sizes_out) - sizes_out[self.rank]
         return np.split(incoming, np.cumsum(sizes_in)[:-1])
 
-    def _swap(self, outgoing: Sequence[bytes], sizes_in: Sequence[int], exchange: Exchange) -> list[Buffer]:
+    def _swap(self, outgoing: Sequence[bytes], sizes_in: Sequence[int], tag: FrameTag) -> list[Buffer]:
         """Send each rank what did not fit; most have nothing to send, and know that the others have not either."""
         incoming = [np.empty(size, np.uint8) for size in sizes_in]
         incoming[self.rank] = np.frombuffer(outgoing[self.rank], np.uint8)
@@ -163,13 +163,13 @@ class Gloo(Padded):
             out = [gloo.send([tensor], peer, 0) for peer, tensor in sends.items()]
             return out + [gloo.recv([tensor], peer, 0) for peer, tensor in receives.items()]
 
-        self._run(exchange, move)
+        self._run(tag, move)
         self.sent_bytes += sum(map(len, outgoing)) - len(outgoing[self.rank])
         return incoming
 
-    def _run(self, exchange: Exchange, start: Callable[[Any], Sequence[Any]]) -> None:
+    def _run(self, tag: FrameTag, start: Callable[[Any], Sequence[Any]]) -> None:
         """Start collectives and wait for them."""
-        where = f"rank {self.rank} could not exchange {exchange.what} in step {exchange.step}"
+        where = f"rank {self.rank} could not exchange {tag.description} in step {tag.step}"
         if self.backend is None:
             raise PeerError(f"{where}: its connections are closed (by close(), or after an earlier failure)")
         problem = None

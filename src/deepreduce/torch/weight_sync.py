@@ -160,7 +160,7 @@ class WeightSync:
         return SyncStats(self._version, sum(array.nbytes for _, array in views.values()), patch_bytes, full_bytes, tuple(behind))
 
     def _keep(self, current: Mapping[str, Array]) -> None:
-        """Remember what was published; the same memory is used again."""
+        """Keep what was published; the same memory is used again."""
         if self._published is None:
             self._published = {name: array.copy() for name, array in current.items()}
             return
@@ -202,8 +202,8 @@ class WeightSync:
 
     def _announced(self) -> tuple[int, int, int, int]:
         """Return what the source announces: a status, its version, and the bytes of the patch and of a whole copy."""
-        head = self._broadcast(np.empty(4 * 8, np.uint8)).view(np.int64)
-        status, version, patch_bytes, full_bytes = (int(number) for number in head)
+        header = self._broadcast(np.empty(4 * 8, np.uint8)).view(np.int64)
+        status, version, patch_bytes, full_bytes = (int(number) for number in header)
         if patch_bytes < 0 or full_bytes < 0 or max(patch_bytes, full_bytes) > self._limit_bytes():
             self.close()  # else the source would wait for this rank to receive them
             raise PeerError(f"rank {self._source} announces {patch_bytes} and {full_bytes} bytes, more than its weights can take")

@@ -19,7 +19,7 @@ from ...tensor import SparseTensor, Values
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-Gradient = Values | Mapping[str, Values]
+BenchInput = Values | Mapping[str, Values]
 
 _BUDGET_SECONDS = 1.0  # a slow codec is timed less often, not for minutes
 
@@ -72,7 +72,7 @@ class Row:
         return self.dense_bytes / self.decode_seconds / 1e6 if self.decode_seconds else None
 
 
-def measure(name: str, gradient: Gradient, spec: str, method: str | None = None, repeat: int = 5) -> Row:
+def measure(name: str, gradient: BenchInput, spec: str, method: str | None = None, repeat: int = 5) -> Row:
     """Encode and decode `gradient` by `spec`: a named mapping goes as one message.
 
     >>> import numpy as np
@@ -135,11 +135,11 @@ def _within_bound(codec: ValueCodec, sent: Values, received: Values) -> bool:
     return bool(np.all(np.where(np.isfinite(wanted), close, _same(wanted, got))))
 
 
-def _encode(codec: DeepReduce, gradient: Gradient) -> bytes:
+def _encode(codec: DeepReduce, gradient: BenchInput) -> bytes:
     return codec.encode(gradient) if isinstance(gradient, np.ndarray) else codec.encode_many(gradient)
 
 
-def _decode(gradient: Gradient, blob: Buffer) -> object:
+def _decode(gradient: BenchInput, blob: Buffer) -> object:
     return decode(blob) if isinstance(gradient, np.ndarray) else decode_many(blob)
 
 
@@ -147,7 +147,7 @@ def _decode_sparse(blob: Buffer) -> Mapping[str, SparseTensor]:
     return decode_many_sparse(blob) if isinstance(inspect(blob), MessageInfo) else {"": decode_sparse(blob)}
 
 
-def _tensors(gradient: Gradient) -> Mapping[str, Values]:
+def _tensors(gradient: BenchInput) -> Mapping[str, Values]:
     return {"": gradient} if isinstance(gradient, np.ndarray) else gradient
 
 

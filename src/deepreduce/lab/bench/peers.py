@@ -14,7 +14,7 @@ import numpy as np
 
 from ...sparsify.amount import count_of
 from ...tensor import Values
-from .measure import Gradient, RoundTripError, Row, best_seconds
+from .measure import BenchInput, RoundTripError, Row, best_seconds
 
 _KEPT = 0.01
 _LOW_RANK = 1
@@ -34,7 +34,7 @@ class PeerTrial:
     decode: Callable[[], object] | None = None
 
 
-def measure_peers(name: str, gradient: Gradient, repeat: int = 5) -> list[Row]:
+def measure_peers(name: str, gradient: BenchInput, repeat: int = 5) -> list[Row]:
     """A row for every peer that is installed.
 
     >>> rows = measure_peers("ramp", np.arange(1000, dtype=np.float32), repeat=1)
@@ -184,5 +184,5 @@ def _low_rank_elements(shape: tuple[int, ...]) -> int:
     return factors if factors * 2 < numel else numel
 
 
-def _tensors(gradient: Gradient) -> list[Values]:
+def _tensors(gradient: BenchInput) -> list[Values]:
     return list(gradient.values()) if isinstance(gradient, Mapping) else [gradient]

@@ -10,13 +10,13 @@ import torch
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.futures import Future
 
+from ...step.exchange import ExchangeContext, ExchangeResult
 from ...step.frame import Failure
-from ...step.items import Encoded, Item
+from ...step.items import EncodedMessage, OutgoingTensor
 from ...step.seeds import StepSeed
 from ...step.stopwatch import Stopwatch
 from ...step.topology import Topology
 from ...step.transport import Transport
-from ...step.trip import Delivery, Trip
 from ...torch import DeepReduceState, deepreduce_hook
 from ...torch.transport import Gloo
 
@@ -99,19 +99,19 @@ class Watched(Topology):
         """As the topology inside."""
         return self.inner.has_owners
 
-    def encode(self, tensors: Sequence[Item], seed: StepSeed, size: int) -> Sequence[Encoded]:
+    def encode(self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int) -> Sequence[EncodedMessage]:
         return self.inner.encode(tensors, seed, size)
 
-    def fail(self, failure: Failure, trip: Trip) -> None:
-        self.inner.fail(failure, trip)
+    def fail(self, failure: Failure, context: ExchangeContext) -> None:
+        self.inner.fail(failure, context)
 
     def owned_range(self, name: str, numel: int, rank: int, size: int) -> tuple[int, int]:
         return self.inner.owned_range(name, numel, rank, size)
 
-    def exchange(self, tensors: Sequence[Item], messages: Sequence[Encoded], trip: Trip) -> Delivery:
-        watch = Paced(trip.transport) if self.paced else Stopwatch()
-        delivery = self.inner.exchange(tensors, messages, replace(trip, watch=watch))
+    def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
+        watch = Paced(context.transport) if self.paced else Stopwatch()
+        result = self.inner.exchange(tensors, messages, replace(context, watch=watch))
         self.exchanges.append(watch.seconds["exchange"])
         for part, seconds in watch.seconds.items():
-            trip.watch.seconds[part] += seconds
-        return delivery
+            context.watch.seconds[part] += seconds
+        return result
