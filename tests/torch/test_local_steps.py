@@ -216,6 +216,32 @@ def with_buffers_kept_and_averaged(rank):
     return with_buffers(rank, "keep"), with_buffers(rank, "mean")
 
 
+def with_a_mask_of_infinities(rank):
+    torch.manual_seed(0)
+    model = network()
+    model.register_buffer("mask", torch.triu(torch.full((4, 4), float("-inf")), 1))
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE, every=2) as local:
+        for _ in range(4):
+            model(torch.randn(8, 20)).sum().backward()
+            optimizer.step()
+        return local.syncs, model.mask
+
+
+def test_a_mask_of_infinities_is_no_divergence():
+    for syncs, mask in run_ranks(with_a_mask_of_infinities, 2):
+        assert syncs == 2
+        assert torch.equal(mask, torch.triu(torch.full((4, 4), float("-inf")), 1))
+
+
+def test_an_optimizer_takes_local_steps_once():
+    model = network()
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE), pytest.raises(ValueError, match="takes local steps already"):
+        LocalSteps(model, optimizer, SPARSE)
+    LocalSteps(model, optimizer, SPARSE).close()
+
+
 def test_buffers_are_averaged_or_kept():
     kept, averaged = zip(*run_ranks(with_buffers_kept_and_averaged, 2), strict=True)
     for index in (0, 1):

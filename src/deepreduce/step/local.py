@@ -196,5 +196,6 @@ def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Trans
         if different.size:
             raise PeerError(
                 f"rank {rank} starts with other values of {names[different[0]]} than rank 0 (and so for {different.size} of {len(names)}): "
-                "training starts from equal parameters: set one seed, load one checkpoint, or broadcast them from rank 0 before"
+                "training starts from equal parameters: set one seed, broadcast them from rank 0 before, or load one checkpoint, "
+                "with the state of LocalSteps if it has one"
             )

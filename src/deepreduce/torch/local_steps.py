@@ -42,6 +42,7 @@ from .views import view, wait_for
 
 _KEYS = {"exchange", "anchors", "steps", "outer", "pending"}
 _PENDING_KEYS = {"means", "values"}
+_TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 class _Given(Enum):
@@ -80,7 +81,8 @@ class LocalSteps:
     - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
       specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; what is given replaces its part.
-    - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, ``"keep"`` leaves each rank its own.
+    - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, uncompressed, ``"keep"`` leaves each rank its own.
+      Buffers that begin with an infinity (attention masks) are always kept.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
     - `topology`, `memory`, `small_tensor_numel`, `process_group`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
 
@@ -116,6 +118,8 @@ class LocalSteps:
         history: int = 100,
     ) -> None:
         parallel = _parallel(model)
+        if optimizer in _TAKING_LOCAL_STEPS:
+            raise ConfigError("this optimizer takes local steps already: close() the other LocalSteps, or make a new optimizer")
         if buffers not in ("mean", "keep"):
             raise ConfigError(f"buffers are 'mean' or 'keep', got {shown(buffers)}")
         if topology == "dense":
@@ -133,7 +137,7 @@ class LocalSteps:
         assert spec is not None
         self._model = unwrapped(model)
         self._optimizer = optimizer
-        self._averaged = frozenset(_float_buffers(self._model)) if buffers == "mean" else frozenset()
+        self._averaged = _averaged_buffers(self._model) if buffers == "mean" else frozenset()
         policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
         reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel)
         self._parameters: dict[str, torch.nn.Parameter] = {}
@@ -160,6 +164,8 @@ class LocalSteps:
         before, after = apart(self._before_step), apart(self._after_step)  # type: ignore[no-untyped-call]
         hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
         self._undo: list[Callable[[], object]] = [hook.remove for hook in hooks]
+        _TAKING_LOCAL_STEPS.add(optimizer)
+        self._undo.append(partial(_TAKING_LOCAL_STEPS.discard, optimizer))
         if scaler is not None:
             self._undo.append(_CountedSteps.on(scaler).add(self))
         if parallel is not None:
@@ -446,6 +452,11 @@ def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
     if model.broadcast_buffers and any(True for _ in model.buffers()):
         raise ConfigError("DDP would broadcast the buffers in every forward pass: make it with broadcast_buffers=False for local steps")
     return model
+
+
+def _averaged_buffers(model: torch.nn.Module) -> frozenset[str]:
+    """Return the buffers that have a mean: one that begins with an infinity is a mask, not something that training changes."""
+    return frozenset(name for name, buffer in _float_buffers(model).items() if bool(torch.isfinite(buffer).all()))
 
 
 def _float_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
