@@ -97,7 +97,8 @@ def test_steps_are_differences_of_ordered_keys(dtype, is_float):
     new[::3] = np.frombuffer(rng.bytes(200 * width // 8), dtype)[::3]
     flip = np.uint64(2 ** (width - 1) - 1 if is_float else 0)
     positions, codes = np.empty(200, np.uint32), np.empty(200, dtype)
-    count = steps.find(old, new, flip, positions, codes)
+    count = steps.find(old, new, (0, 70), flip, positions, codes, 0)
+    count = steps.find(old, new, (70, 200), flip, positions, codes, count)
     assert positions[:count].tolist() == np.flatnonzero(old != new).tolist()
 
     def key(pattern: int) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .jit import inline, kernel
-from .vectors import leading_zeros
+from .vectors import leading_zeros, prefetch
 
 Patterns = NDArray[Any]
 Hazards = NDArray[np.uint32]
@@ -38,7 +38,7 @@ _GUESSES = np.array([int(-np.log2(1 - i / 2 ** (_GUESS_BITS + 1)) * OCTAVE) for 
 _GUESS_SHIFT = CHANCE_BITS - 1 - _GUESS_BITS
 _GUESS_ERROR = 3
 _ONE = 1 << CHANCE_BITS
-_1 = np.uint64(1)
+_1, _AHEAD = np.uint64(1), np.uint64(64)
 
 
 @inline
@@ -86,7 +86,9 @@ def count_changed(
     counts: NDArray[np.int64],
 ) -> None:
     """Write the class of every change; add to `counts` how many changes a class has, and how many of them have a token above 1."""
+    last = np.uint64(positions.size) - _1
     for i in range(np.uint64(positions.size)):
+        prefetch(patterns, np.uint64(positions[min(i + _AHEAD, last)]))
         own = class_of(patterns[np.uint64(positions[i])], mask, shift)
         classes[i] = np.uint8(own)
         counts[own, 0] += 1

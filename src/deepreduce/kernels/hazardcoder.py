@@ -86,12 +86,15 @@ def intervals(
 
 
 @inline
-def _push(state: np.uint64, start: np.uint64, width: np.uint64, words: Numbers, at: int) -> tuple[np.uint64, int]:
-    """The state with one more interval, and the index of the last word written."""
-    if state >= width << np.uint64(63 - CHANCE_BITS):
-        at -= 1
-        words[at] = np.uint32(state)
-        state >>= _32
+def _push(state: np.uint64, start: np.uint64, width: np.uint64, words: Numbers, at: np.uint64) -> tuple[np.uint64, np.uint64]:
+    """The state with one more interval, and the index of the last word written.
+
+    The next word is written in any case, and kept where the state is full: a branch would often be mispredicted.
+    """
+    full = state >= width << np.uint64(63 - CHANCE_BITS)
+    words[at - _1] = np.uint32(state)
+    at -= np.uint64(full)
+    state = state >> _32 if full else state
     quotient = state // width
     return (quotient << np.uint64(CHANCE_BITS)) + (state - quotient * width) + start, at
 
@@ -102,14 +105,15 @@ def encode(starts: Numbers, widths: Numbers, escapes: Numbers, words: NDArray[np
 
     There is room for one word per change and one per four escapes, and one more.
     """
-    at = words.size
+    at, k = np.uint64(words.size), np.uint64(starts.size)
     state, other = np.uint64(LOWEST), np.uint64(LOWEST)
-    for k in range(starts.size - 1, -1, -1):
+    while k:
+        k -= _1
         state, other = other, state
         state, at = _push(state, np.uint64(starts[k]), np.uint64(widths[k]), words, at)
         for _ in range(escapes[k]):
             state, at = _push(state, np.uint64(_ESCAPE), np.uint64(_ONE - _ESCAPE), words, at)
-    return at, state, other
+    return int(np.int64(at)), state, other
 
 
 @kernel

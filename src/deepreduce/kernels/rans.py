@@ -26,9 +26,17 @@ WRONG_END = -1
 
 @kernel
 def count(symbols: Symbols, contexts: Contexts, counts: NDArray[np.int64]) -> None:
-    """Add to `counts` how often each symbol occurs in each context."""
-    for i in range(np.uint64(symbols.size)):
-        counts[np.uint64(contexts[i]), np.uint64(symbols[i])] += 1
+    """Add to `counts` how often each symbol occurs in each context.
+
+    Neighbours are counted apart: where they are equal, as most are, one would wait for the other to be written.
+    """
+    others, one = np.zeros_like(counts), np.uint64(1)
+    for i in range(one, np.uint64(symbols.size), np.uint64(2)):
+        counts[np.uint64(contexts[i - one]), np.uint64(symbols[i - one])] += 1
+        others[np.uint64(contexts[i]), np.uint64(symbols[i])] += 1
+    if symbols.size % 2:
+        counts[np.uint64(contexts[-1]), np.uint64(symbols[-1])] += 1
+    counts += others
 
 
 @inline

@@ -5,41 +5,50 @@ The low bits have fixed places then, and the end of the next unary number is the
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from .bits import Bytes, Words, trailing_zeros
+from .bits import Bytes, Words, bit_length, trailing_zeros
 from .codes import BEYOND_LIMIT, ENDS_EARLY
 from .gaps import Numbers, load
 from .jit import inline, kernel
+from .vectors import FEW, count_with_bit
 
 Parameters = NDArray[np.uint8]
 
 PARAMETER_BITS = 6
 ONE_BLOCK = 1 << PARAMETER_BITS
 BLOCK_SHIFTS = (5, 6, 8, 10)
+FINEST = FEW
 
 _0, _1, _6, _63, _64 = np.uint64(0), np.uint64(1), np.uint64(6), np.uint64(63), np.uint64(64)
 _ALL = _BEFORE_0 = np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
 @kernel
-def quotients(numbers: Numbers, block: int, count: int) -> NDArray[np.int64]:
-    """For each block and each k below `count`: the sum of number >> k, which is what the unary ends cost beyond one bit each."""
-    out = np.zeros(((numbers.size + block - 1) // block, count), np.int64)
-    for b in range(out.shape[0]):
-        part = numbers[b * block : (b + 1) * block]
-        for k in range(count):
-            total = _0
-            for i in range(part.size):
-                total += part[i] >> np.uint64(k)
-            out[b, k] = np.int64(total)
+def quotients(numbers: NDArray[Any], count: int) -> NDArray[np.int64]:
+    """For each block of FINEST numbers and each k below `count`: the sum of number >> k.
+
+    This is what the unary ends cost beyond one bit each. It is twice the sum for k + 1, and one more for each number whose bit k is set.
+    There are whole blocks, and every number has less than `count` bits.
+    """
+    out = np.zeros((numbers.size // FINEST, count), np.int64)
+    for b in range(np.uint64(out.shape[0])):
+        total = _0
+        for k in range(count - 2, -1, -1):
+            total = (total << _1) + count_with_bit(numbers, b * np.uint64(FINEST), _1 << np.uint64(k))
+            out[b, np.uint64(k)] = np.int64(total)
     return out
 
 
 @kernel
-def cheapest(quotients: NDArray[np.int64], block: int, merged: int, count: int) -> tuple[Parameters, int, int]:
-    """The best parameter for each `merged` blocks of `quotients` together, and the low and the unary bits of all `count` numbers."""
+def cheapest(quotients: NDArray[np.int64], merged: int, count: int) -> tuple[Parameters, int, int]:
+    """The best parameter for each `merged` blocks of `quotients` together, and the low and the unary bits of all `count` numbers.
+
+    The bits that one more in the parameter saves never increase with it: the first one that saves none ends the search.
+    """
     parameters = np.empty((quotients.shape[0] + merged - 1) // merged, np.uint8)
     sums = np.empty(quotients.shape[1], np.int64)
     low_bits = unary_bits = 0
@@ -48,11 +57,10 @@ def cheapest(quotients: NDArray[np.int64], block: int, merged: int, count: int) 
         for row in range(b * merged, min(quotients.shape[0], (b + 1) * merged)):
             for k in range(sums.size):
                 sums[k] += quotients[row, k]
-        size = min(merged * block, count - b * merged * block)
+        size = min(merged * FINEST, count - b * merged * FINEST)
         best = 0
-        for k in range(1, sums.size):
-            if sums[k] + k * size < sums[best] + best * size:
-                best = k
+        while best + 1 < sums.size and sums[best + 1] + size < sums[best]:
+            best += 1
         parameters[b] = best
         low_bits += best * size
         unary_bits += sums[best] + size
@@ -65,27 +73,35 @@ def ceil8(bits: int) -> int:
     return (bits + 7) >> 3
 
 
+@inline
+def _padded(numbers: Numbers, zeros: NDArray[Any]) -> NDArray[Any]:
+    """The numbers in the first of these zeros."""
+    for i in range(np.uint64(numbers.size)):
+        zeros[i] = numbers[i]
+    return zeros
+
+
 @kernel
 def plan(numbers: Numbers) -> tuple[int, Parameters, int, int]:
     """The shift of the block size (0: one block) and the parameters that take the fewest bytes, with their low and unary bits.
 
     There must be a number.
     """
-    largest = np.uint64(0)
+    used = _0
     for number in numbers:
-        largest = max(largest, number)
-    widths = 1
-    while largest:
-        largest >>= _1
-        widths += 1
-    finest = 1 << BLOCK_SHIFTS[0] if numbers.size > 1 << BLOCK_SHIFTS[0] else numbers.size
-    table = quotients(numbers, finest, widths)
+        used |= number
+    widths = 1 + bit_length(used)
+    blocks = (numbers.size + FINEST - 1) // FINEST
+    if widths <= 1 + 16:  # eight times as many at once as of 64 bits
+        table = quotients(_padded(numbers, np.zeros(blocks * FINEST, np.uint16)), widths)
+    else:
+        table = quotients(_padded(numbers, np.zeros(blocks * FINEST, np.uint64)), widths)
     best_shift = 0
-    best, best_low, best_unary = cheapest(table, finest, table.shape[0], numbers.size)
+    best, best_low, best_unary = cheapest(table, blocks, numbers.size)
     best_bytes = 1 + ceil8(best_low + best_unary)
     for shift in BLOCK_SHIFTS:
         if numbers.size > 1 << shift:
-            parameters, low, unary = cheapest(table, finest, 1 << shift - BLOCK_SHIFTS[0], numbers.size)
+            parameters, low, unary = cheapest(table, 1 << shift - BLOCK_SHIFTS[0], numbers.size)
             size_bytes = 1 + ceil8(PARAMETER_BITS * parameters.size) + ceil8(low + unary)
             if size_bytes < best_bytes:
                 best_shift, best, best_low, best_unary, best_bytes = shift, parameters, low, unary, size_bytes

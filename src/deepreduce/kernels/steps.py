@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .bits import trailing_zeros
+from .bits import count_ones, trailing_zeros
 from .jit import inline, kernel
 from .vectors import LANES, prefetch, unequal
 
@@ -21,6 +21,7 @@ Positions = NDArray[np.uint32]
 Codes = NDArray[Any]
 
 _0, _1, _LANES = np.uint64(0), np.uint64(1), np.uint64(LANES)
+_AT_ONCE, _ROW = np.uint64(4), np.uint64(64 * LANES)
 _AHEAD = np.uint64(16)
 
 
@@ -47,27 +48,46 @@ def moved(old: np.uint64, code: np.uint64, flip: np.uint64, top: np.uint64, mask
     return key((key(old, flip, top) + step) & mask, flip, top)
 
 
+@inline
+def _write_set_bits(bits: np.uint64, start: np.uint64, positions: Positions, count: np.uint64) -> np.uint64:
+    """Write start + j for every set bit j to `positions` from `count` on; returns the count after them.
+
+    Four are written at once, however many are left, as a branch for each would often be mispredicted.
+    """
+    after = count + np.uint64(count_ones(bits))
+    while True:
+        for i in range(_AT_ONCE):
+            positions[count + i] = np.uint32(start + trailing_zeros(bits))
+            bits &= bits - _1
+        count += _AT_ONCE
+        if not bits:
+            return after
+
+
 @kernel
-def find(old: Patterns, new: Patterns, flip: np.uint64, positions: Positions, codes: Codes) -> int:
-    """Write the positions that differ, and the codes of their steps; returns how many. Both outputs have room for all of them."""
+def find(old: Patterns, new: Patterns, span: tuple[int, int], flip: np.uint64, positions: Positions, codes: Codes, count: int) -> int:
+    """Write where the patterns of a span, from its start to before its end, differ, and the codes of the steps, from `count` on.
+
+    Returns the count after them. Both outputs are as long as the patterns, and `count` is not above the start. The codes of a row are
+    written right after its positions, while its patterns are in the nearest cache.
+    """
     top = np.uint64(8 * old.itemsize - 1)
     mask = ((_1 << top) - _1) << _1 | _1
-    count, size = _0, np.uint64(old.size)
-    whole = size - size % _LANES
-    for block in range(_0, whole, _LANES):
-        differ = unequal(old, new, block)
-        while differ:
-            at = block + trailing_zeros(differ)
-            differ &= differ - _1
-            positions[count] = np.uint32(at)
-            codes[count] = code_of(np.uint64(old[at]), np.uint64(new[at]), flip, top, mask)
-            count += _1
-    for at in range(whole, size):
-        if old[at] != new[at]:
-            positions[count] = np.uint32(at)
-            codes[count] = code_of(np.uint64(old[at]), np.uint64(new[at]), flip, top, mask)
-            count += _1
-    return int(np.int64(count))
+    found = coded = np.uint64(count)
+    start, stop = np.uint64(span[0]), np.uint64(span[1])
+    for row in range(start, stop, _ROW):
+        end = min(row + _ROW, stop)
+        whole = end - (end - row) % _LANES
+        for block in range(row, whole, _LANES):
+            found = _write_set_bits(unequal(old, new, block), np.uint64(block), positions, found)
+        for at in range(whole, end):
+            positions[found] = np.uint32(at)
+            found += np.uint64(old[at] != new[at])
+        for i in range(coded, found):
+            changed = np.uint64(positions[i])
+            codes[i] = code_of(np.uint64(old[changed]), np.uint64(new[changed]), flip, top, mask)
+        coded = found
+    return int(np.int64(found))
 
 
 @inline

@@ -10,6 +10,7 @@ from numba.extending import intrinsic
 
 LANES = 64
 SPAN = 128
+FEW = 32
 
 
 def _load(context: Any, builder: Any, kind: Any, array: Any, at: Any, lanes: int) -> Any:
@@ -36,13 +37,18 @@ def _unequal(typing: Any, left: Any, right: Any, at: Any) -> Any:
 unequal: Any = intrinsic(_unequal)
 
 
+def _repeat(builder: Any, vector: Any, number: Any) -> Any:
+    """A vector of the type of this one with one number in all places."""
+    first = builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count))
+
+
 def _count_up_to(typing: Any, array: Any, at: Any, limit: Any) -> Any:
     """How many of the SPAN elements of a uint32 array from `at` on are not above `limit`, a uint32."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         found = _load(context, builder, array, arguments[0], arguments[1], SPAN)
-        first = builder.insert_element(ir.Constant(found.type, ir.Undefined), arguments[2], ir.IntType(32)(0))
-        limits = builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), SPAN), [0] * SPAN))
+        limits = _repeat(builder, found.type, arguments[2])
         passed = builder.bitcast(builder.icmp_unsigned("<=", found, limits), ir.IntType(SPAN))
         return builder.trunc(builder.ctpop(passed), ir.IntType(64))
 
@@ -50,6 +56,21 @@ def _count_up_to(typing: Any, array: Any, at: Any, limit: Any) -> Any:
 
 
 count_up_to: Any = intrinsic(_count_up_to)
+
+
+def _count_with_bit(typing: Any, array: Any, at: Any, bit: Any) -> Any:
+    """How many of the FEW elements of an array of unsigned integers from `at` on have this bit, a uint64 with no other."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        found = _load(context, builder, array, arguments[0], arguments[1], FEW)
+        number = arguments[2] if found.type.element.width == 64 else builder.trunc(arguments[2], found.type.element)
+        with_bit = builder.icmp_unsigned("!=", builder.and_(found, _repeat(builder, found.type, number)), ir.Constant(found.type, None))
+        return builder.zext(builder.ctpop(builder.bitcast(with_bit, ir.IntType(FEW))), ir.IntType(64))
+
+    return types.uint64(array, at, types.uint64), emit
+
+
+count_with_bit: Any = intrinsic(_count_with_bit)
 
 
 def _leading_zeros(typing: Any, number: Any) -> Any:

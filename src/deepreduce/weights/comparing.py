@@ -135,14 +135,14 @@ class Comparison:
 
     def _find(self, old: Array, new: Array, kind: Kind, states: PairHasher) -> tuple[Array, Array]:
         """Where two pieces differ, and the codes of the steps. Both are hashed block by block, while they are in the cache."""
-        codes, count, block = self._codes.view(kind.unsigned), 0, BLOCK_BYTES // kind.itemsize
+        positions, codes, flip = self._positions, self._codes.view(kind.unsigned), np.uint64(kind.flip)
+        count, block = 0, BLOCK_BYTES // kind.itemsize
         for start in range(0, old.size, block):
-            before, after = old[start : start + block], new[start : start + block]
-            found = int(kernels.steps.find(before, after, np.uint64(kind.flip), self._positions[count:], codes[count:]))
-            self._positions[count : count + found] += np.uint32(start)
-            states.update(before, after, equal=not found)
-            count += found
-        return self._positions[:count].copy(), codes[:count].copy()
+            span = start, min(start + block, old.size)
+            after = kernels.steps.find(old, new, span, flip, positions, codes, count)
+            states.update(old[slice(*span)], new[slice(*span)], equal=after == count)
+            count = after
+        return positions[:count].copy(), codes[:count].copy()
 
     def _begin_changed(self, record: TensorRecord, parts: int, equal: int) -> None:
         record.action, record.counts = Action.CHANGED, [0] * parts
