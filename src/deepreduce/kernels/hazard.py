@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .jit import inline, kernel
-from .vectors import leading_zeros, prefetch
+from .vectors import leading_zeros, prefetch_to_read
 
 Patterns = NDArray[Any]
 Hazards = NDArray[np.uint32]
@@ -88,7 +88,7 @@ def count_changed(
     """Write the class of every change; add to `counts` how many changes a class has, and how many of them have a token above 1."""
     last = np.uint64(positions.size) - _1
     for i in range(np.uint64(positions.size)):
-        prefetch(patterns, np.uint64(positions[min(i + _AHEAD, last)]))
+        prefetch_to_read(patterns, np.uint64(positions[min(i + _AHEAD, last)]))
         own = class_of(patterns[np.uint64(positions[i])], mask, shift)
         classes[i] = np.uint8(own)
         counts[own, 0] += 1

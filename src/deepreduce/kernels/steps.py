@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .bits import count_ones, trailing_zeros
 from .jit import inline, kernel
-from .vectors import LANES, prefetch, unequal
+from .vectors import LANES, prefetch_to_read, prefetch_to_write, unequal
 
 Patterns = NDArray[Any]
 Positions = NDArray[np.uint32]
@@ -22,7 +22,7 @@ Codes = NDArray[Any]
 
 _0, _1, _LANES = np.uint64(0), np.uint64(1), np.uint64(LANES)
 _AT_ONCE, _ROW = np.uint64(4), np.uint64(64 * LANES)
-_AHEAD = np.uint64(16)
+_CHANGES_AHEAD, _BYTES_AHEAD, _LINE = np.uint64(16), 2048, 64
 
 
 @inline
@@ -64,6 +64,13 @@ def _write_set_bits(bits: np.uint64, start: np.uint64, positions: Positions, cou
             return after
 
 
+@inline
+def _prefetch_block(patterns: Patterns, block: int) -> None:
+    """Ask for the block that lies 2 kB after this one: a processor by itself does not look as far, and not beyond a page."""
+    for line in range(0, LANES * patterns.itemsize, _LINE):
+        prefetch_to_read(patterns, np.uint64(block) + np.uint64((_BYTES_AHEAD + line) // patterns.itemsize))
+
+
 @kernel
 def find(old: Patterns, new: Patterns, span: tuple[int, int], flip: np.uint64, positions: Positions, codes: Codes, count: int) -> int:
     """Write where the patterns of a span, from its start to before its end, differ, and the codes of the steps, from `count` on.
@@ -79,6 +86,8 @@ def find(old: Patterns, new: Patterns, span: tuple[int, int], flip: np.uint64, p
         end = min(row + _ROW, stop)
         whole = end - (end - row) % _LANES
         for block in range(row, whole, _LANES):
+            _prefetch_block(old, block)
+            _prefetch_block(new, block)
             found = _write_set_bits(unequal(old, new, block), np.uint64(block), positions, found)
         for at in range(whole, end):
             positions[found] = np.uint32(at)
@@ -96,7 +105,7 @@ def _move(patterns: Patterns, positions: Positions, codes: Codes, flip: np.uint6
     mask = ((_1 << top) - _1) << _1 | _1
     last = np.uint64(positions.size) - _1
     for i in range(np.uint64(positions.size)):
-        prefetch(patterns, np.uint64(positions[min(i + _AHEAD, last)]))
+        prefetch_to_write(patterns, np.uint64(positions[min(i + _CHANGES_AHEAD, last)]))
         at = np.uint64(positions[i])
         patterns[at] = moved(np.uint64(patterns[at]), np.uint64(codes[i]) ^ back, flip, top, mask)
 

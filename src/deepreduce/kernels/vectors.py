@@ -85,20 +85,24 @@ def _leading_zeros(typing: Any, number: Any) -> Any:
 leading_zeros: Any = intrinsic(_leading_zeros)
 
 
-def _prefetch(typing: Any, array: Any, at: Any) -> Any:
-    """Ask for the cache line of array[at], which will be written."""
+def _prefetch(write: int) -> Any:
+    """A step that asks for the cache line of array[at], to read or to write it."""
 
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        from numba.np.arrayobj import make_array
+    def prefetch(typing: Any, array: Any, at: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            from numba.np.arrayobj import make_array
 
-        data = make_array(array)(context, builder, arguments[0]).data  # type: ignore[no-untyped-call]
-        pointer, number = builder.gep(data, [arguments[1]]), ir.IntType(32)
-        types_of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], types_of)
-        builder.call(function, [pointer, number(1), number(3), number(1)])
-        return context.get_dummy_value()
+            data = make_array(array)(context, builder, arguments[0]).data  # type: ignore[no-untyped-call]
+            pointer, number = builder.gep(data, [arguments[1]]), ir.IntType(32)
+            types_of = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+            function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], types_of)
+            builder.call(function, [pointer, number(write), number(3), number(1)])
+            return context.get_dummy_value()
 
-    return types.void(array, at), emit
+        return types.void(array, at), emit
+
+    return intrinsic(prefetch)
 
 
-prefetch: Any = intrinsic(_prefetch)
+prefetch_to_read: Any = _prefetch(0)
+prefetch_to_write: Any = _prefetch(1)
