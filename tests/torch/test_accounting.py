@@ -153,6 +153,13 @@ def test_the_table_names_the_parameters(measured):
     text = console.file.getvalue()
     assert "weight" in text
     assert "all, with headers" in text
+    assert "more" not in text
+
+
+def test_the_table_says_what_it_leaves_out(measured):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(measured.stats().table(rows=1))
+    assert "1 more" in console.file.getvalue()
 
 
 def test_tensorboard_gets_all_numbers(measured):

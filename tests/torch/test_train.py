@@ -490,3 +490,21 @@ def test_a_loss_of_16_bits_is_computed_in_32():
     targets = torch.arange(128).reshape(2, 64)
     exact = 2 * float(functional.cross_entropy(scores.float().flatten(0, 1), targets.flatten()))
     assert scoring("text", "bf16", scores).score((np.zeros((2, 64), np.int64), targets.numpy())) == pytest.approx(exact, rel=1e-6)
+
+
+def test_no_step_begins_before_all_workers_are_there():
+    calls = []
+
+    class Recorded(TorchRun):
+        def step(self, number, batch):
+            calls.append("step")
+            return super().step(number, batch)
+
+        def gathered(self, numbers):
+            calls.append("gathered")
+            return np.array([numbers])
+
+    spec = f"updates {SPEC}"
+    plan = Plan("digits", "mlp", (spec,), workers=1, batch=32, steps=2, evaluations=1, learning_rate=0.1)
+    Recorded(Job(plan, read_data(plan), 0, 1), spec).go(lambda event: None)
+    assert calls[:3] == ["gathered", "step", "step"]

@@ -37,6 +37,7 @@ class LocalRecipe:
 
 
 GRADIENT_RECIPES = {"sgd": GradientRecipe("topr:0.01/rice/qsgd", warm_up_steps=500, momentum=0.9)}
+_FOR_ADAPTIVE = '"adam" is for AdamW and other adaptive optimizers too'
 LOCAL_RECIPES = {"adam": LocalRecipe("none/all/lloyd:2", every=10, outer_rate=0.7, outer_momentum=0.6)}
 
 
@@ -60,8 +61,12 @@ def local_recipe(name: str) -> LocalRecipe:
 
     >>> local_recipe("adam").every
     10
+    >>> local_recipe("adamw")
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.ConfigError: recipes for local steps are adam, got 'adamw': "adam" is for AdamW and other adaptive optimizers too
     """
     if name not in LOCAL_RECIPES:
-        advice = ': DeepReduceState(recipe="sgd") sends gradients, which suits SGD' if name in GRADIENT_RECIPES else ""
-        raise ConfigError(f"recipes for local steps are {', '.join(LOCAL_RECIPES)}, got {name!r}{advice}")
+        advice = 'DeepReduceState(recipe="sgd") sends gradients, which suits SGD' if name in GRADIENT_RECIPES else _FOR_ADAPTIVE
+        raise ConfigError(f"recipes for local steps are {', '.join(LOCAL_RECIPES)}, got {name!r}: {advice}")
     return LOCAL_RECIPES[name]

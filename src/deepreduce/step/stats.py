@@ -155,6 +155,8 @@ class Stats:
     >>> stats.add(StepStats(step=0, dense_bytes=4000, message_bytes=40, sent_bytes=44), last=True)
     >>> stats.last.ratio, stats.last.sent_bytes
     (100.0, 88)
+    >>> stats
+    Stats(88 bytes sent; step 0: 88 bytes sent, messages 100.0x smaller than dense)
     """
 
     def __init__(self, history: int) -> None:
@@ -164,6 +166,13 @@ class Stats:
         self.sent_bytes = self.message_bytes = self.dense_bytes = 0
         self.choice: Choice | None = None
         self._open = _NONE
+
+    def __repr__(self) -> str:
+        if not self.steps:
+            return "Stats(no step yet)"
+        last = self.last
+        step = f"step {last.step}: {last.sent_bytes:,} bytes sent, messages {last.ratio:.1f}x smaller than dense"
+        return f"Stats({self.sent_bytes:,} bytes sent; {step})"
 
     @property
     def last(self) -> StepStats:
@@ -193,7 +202,7 @@ class Stats:
                 self._open = _NONE
 
     def table(self, rows: int = 20) -> Table:
-        """The latest step as a table for `rich.print`: the parameters that cost most, and the total."""
+        """The latest step as a table for `rich.print`: the `rows` parameters that cost most, and the total."""
         from rich.table import Table
 
         last = self.last
@@ -204,6 +213,8 @@ class Stats:
         dearest = sorted(last.parameters.items(), key=lambda item: -item[1].message_bytes)
         for name, part in dearest[:rows]:
             table.add_row(name, *_cells(part.dense_bytes, part.message_bytes, part.ratio, part.bits_per_index, part.bits_per_value))
+        if len(dearest) > rows:
+            table.add_row(f"{len(dearest) - rows} more that cost less")
         table.add_section()
         table.add_row(
             "all, with headers", *_cells(last.dense_bytes, last.message_bytes, last.ratio, last.bits_per_index, last.bits_per_value)

@@ -160,6 +160,7 @@ class Run(ABC):
         steps = self.job.steps
         measured = evaluation_steps(steps, self.plan.evaluations, self.period)
         throttle, identical = Throttle(), True
+        self._start_together()
         for number, batch in self.batches(steps):
             loss = self.step(number, batch)
             if number % max(1, steps // _CURVE_POINTS) == 0 or number == steps:
@@ -176,6 +177,10 @@ class Run(ABC):
             self.agree()
             identical = self.identical()
         return self._record(identical)
+
+    def _start_together(self) -> None:
+        """Wait until all workers are here: on a slow link some receive the initial weights much later, and no step is to count that."""
+        self.gathered([0.0])
 
     def batches(self, count: int) -> Iterator[tuple[int, Batch]]:
         """The first training batches of this rank, numbered from 1."""
