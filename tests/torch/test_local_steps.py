@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deepreduce import PeerError, parse
+from deepreduce import InputError, PeerError, parse
 from deepreduce.torch import DeepReduceState, LocalSteps, ResidualMemory, Schedule, noop_hook
 
 from .ranks import run_ranks, watch_ranks
@@ -232,6 +232,33 @@ def test_a_mask_of_infinities_is_no_divergence():
     for syncs, mask in run_ranks(with_a_mask_of_infinities, 2):
         assert syncs == 2
         assert torch.equal(mask, torch.triu(torch.full((4, 4), float("-inf")), 1))
+
+
+def with_a_constant_table(rank):
+    model = network()
+    model.register_buffer("table", torch.linspace(0, 1, 5000))
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE) as local:
+        train(rank, model, optimizer, 4)
+        return [step.message_bytes for step in local.stats().steps], model.table
+
+
+def test_constant_buffers_are_sent_once():
+    for message_bytes, table in run_ranks(with_a_constant_table, 2):
+        assert message_bytes[0] > table.nbytes
+        assert max(message_bytes[1:]) < table.nbytes / 2
+        assert torch.equal(table, torch.linspace(0, 1, 5000))
+
+
+def test_a_buffer_that_grows_is_named():
+    model = network()
+    model.register_buffer("table", torch.arange(10.0))
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE):
+        train(0, model, optimizer, 1)
+        model.table = torch.arange(20.0)
+        with pytest.raises(InputError, match=r"'table' is float32 of shape \(20,\), but its residual is float32 of shape \(10,\)"):
+            train(0, model, optimizer, 1)
 
 
 def test_an_optimizer_takes_local_steps_once():

@@ -103,7 +103,9 @@ class Residuals:
         return residuals
 
     def compensate(self, indices: Sequence[int], names: tuple[str, ...], gradients: Sequence[Values], decay: float) -> Packed | None:
-        """Return the gradients plus their residuals times `decay`; None where a sum of finite numbers might not be finite."""
+        """Return gradients plus residuals times `decay`; None where shapes differ, or a sum of finite numbers might not be finite."""
+        if [gradient.shape for gradient in gradients] != [held.shape for held in self.held.parts]:
+            return None
         np.concatenate([gradient.reshape(-1) for gradient in gradients], out=self.gradients.whole)
         unused = np.empty(len(names), np.bool_)
         given: tuple[Any, ...] = self.bounds, np.float32(decay), _LARGEST, self.spare.whole, unused

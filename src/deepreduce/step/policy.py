@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from ..errors import ConfigError
@@ -51,9 +51,9 @@ def policy_of(spec: Spec, small_numel: int) -> Policy | ByStep:
     return spec
 
 
-def policy_at(policy: Policy | ByStep | ExceptDense, step: int) -> Policy:
+def policy_at(policy: Policy | ByStep | Except, step: int) -> Policy:
     """Return the policy of a step."""
-    return policy.at(step) if isinstance(policy, ByStep | ExceptDense) else policy
+    return policy.at(step) if isinstance(policy, ByStep | Except) else policy
 
 
 def title(policy: Spec | ByStep) -> str:
@@ -111,27 +111,28 @@ class ByStep:
 
 
 @dataclass(frozen=True)
-class ExceptDense:
-    """Another policy for all tensors but those named, which travel as they are.
+class Except:
+    """Another policy for all tensors but those named, which have a codec of their own.
 
     >>> import numpy as np
     >>> from deepreduce.source import as_source
-    >>> policy = ExceptDense(policy_of("topr:0.01/raw/raw", 0), frozenset({"norm.running_mean"})).at(step=0)
+    >>> policy = Except(policy_of("topr:0.01/raw/raw", 0), frozenset({"norm.running_mean"}), parse("dense")).at(step=0)
     >>> [str(policy.codec_for(name, as_source(np.ones(9)))) for name in ("weight", "norm.running_mean")]
     ['topr:0.01/raw/raw', 'none/all/raw']
     """
 
     policy: Policy | ByStep
     names: frozenset[str]
+    codec: DeepReduce
 
     def __str__(self) -> str:
-        return f"{title(self.policy)} except {len(self.names)} dense"
+        return f"{title(self.policy)} except {len(self.names)} by {self.codec}"
 
-    def at(self, step: int) -> ExceptDense:
+    def at(self, step: int) -> Except:
         """Return the policy of this step."""
-        return ExceptDense(policy_at(self.policy, step), self.names)
+        return replace(self, policy=policy_at(self.policy, step))
 
     def codec_for(self, name: str, source: Source) -> DeepReduce:
         """Return the codec for this tensor; one that changes from step to step is asked by `at` before."""
         assert not isinstance(self.policy, ByStep)
-        return _DENSE if name in self.names else self.policy.codec_for(name, source)
+        return self.codec if name in self.names else self.policy.codec_for(name, source)
