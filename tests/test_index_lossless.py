@@ -223,6 +223,17 @@ def test_auto_takes_no_slow_codec_for_random_positions(shape, density):
     assert size_bytes(arrays.choose(dr.Auto(), kept, space), kept, space) <= 1.01 * smallest
 
 
+@pytest.mark.parametrize("shape", [(-1,), (-1, 64), (-1, 10, 3, 3)])
+@pytest.mark.parametrize("count", [300, 1000, 5000, 20_000])
+def test_auto_takes_rice_at_once_for_random_positions(monkeypatch, shape, count):
+    space = Space((100 * count // int(np.prod(shape[1:])), *shape[1:]))
+    kept = np.sort(np.random.default_rng(1).choice(space.numel, count, replace=False))
+    monkeypatch.setattr(dr.Auto, "estimates", None)
+    assert arrays.choose(dr.Auto(), kept, space) == dr.Rice()
+    smallest = min(size_bytes(codec, kept, space) for codec in LOSSLESS)
+    assert size_bytes(dr.Rice(), kept, space) <= 1.01 * smallest
+
+
 def test_auto_sees_that_some_columns_are_selected_more_often():
     """Gaps do not show it: between two selected positions there are columns of both kinds."""
     weights = np.where(np.random.default_rng(4).random(1000) < 0.3, 10.0, 1.0)

@@ -210,6 +210,15 @@ def test_the_bound_of_slices_is_that_of_their_densities():
     assert uniform.bound_bits(np.array([0, 2**55]), np.array([0]), 2) == 0  # too far apart to say
 
 
+@pytest.mark.parametrize("apart", [2, 5, 70, 1000])
+def test_rice_bits_of_slices_are_those_of_the_best_parameter_if_random(apart):
+    kept, starts = drawn(3000 * apart, 3000, 1), [0, 500, 2000]
+    gaps = [gap - 1 for start in starts for gap in np.diff(kept, prepend=-1)[start : start + 500]]
+    best = min(sum(k + 1 + (gap >> k) for gap in gaps) for k in range(20))
+    assert best <= uniform.rice_bits(kept, np.array(starts), 500) <= 1.001 * best
+    assert uniform.rice_bits(np.array([0, 1, 2, 7]), np.array([0]), 4) == 8  # the mean gap is one: no low bits
+
+
 @pytest.mark.parametrize("columns", [3, 64, 500])
 @pytest.mark.parametrize("count", [300, 3000, 30_000])
 def test_random_positions_look_uniform_and_others_do_not(columns, count):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import sqrt
 
 import numpy as np
 
@@ -32,7 +33,9 @@ _RLE_RUNS = 0.2  # of the positions directly follow another one: with fewer, run
 _PCO_TABLE_BYTES = 30
 _PCO_BIN_BYTES = 1 / 3
 _SHAPED_LEAST_BYTES = 5
+_RICE_FROM, _RICE_UP_TO = 64, 0.25  # positions, and of all: with fewer `delta` may be smallest, with more `bitmap`
 _NEAREST, _NEAR = 1.01, 1.012  # times the bound for random positions: so near, no other codec, or no slow one, is worth a look
+_LEAST_EXCESS_BYTES = 0.15  # times the root of the positions: every other codec takes this above the bound, for a table or to learn
 _MOST_BELOW, _MOST_ABOVE = 0.9, 1.15  # its estimate lies between these times its size, but for nearly full rows
 _SHAPED_TRIED_UP_TO = 4096
 _SHAPED_LEARNING_BYTES = 16  # so many bytes it may take above its estimate, to learn that rows are full
@@ -46,10 +49,10 @@ class Auto(IndexCodec):
 
     Sizes follow from the gaps of a sample, slices of 256 positions that are spread evenly: all of up to 2,048 positions, a thirty-second
     of very many. `pco` and `shaped` are looked at more closely only where the sample says that they may be the smallest.
-    Where the sample looks random and `rice` or `delta` is near the bound for such positions, no other codec is looked at: encoding takes
-    up to about twice the time of `rice` for 20,000 positions or more, and 0.05 ms more for 300 to 20,000. Where rows and columns are of
-    unlike weight, as in most gradients, the smallest codec is a slow one, mostly `shaped`: encoding takes the time of that codec, and one
-    to two times as much again to find out.
+    Where the sample looks random and `rice` is near the bound for such positions, no other codec is looked at: encoding takes up to twice
+    the time of `rice` for 100 to 5,000 positions, and a fifth more for 20,000. Where rows and columns are of unlike weight, as in most
+    gradients, the smallest codec is a slow one, mostly `shaped`: encoding takes the time of that codec, and one to two times as much again
+    to find out.
 
     >>> import deepreduce as dr, numpy as np
     >>> rows = np.zeros((1000, 64), np.float32)
@@ -59,6 +62,8 @@ class Auto(IndexCodec):
     """
 
     def choose(self, selected: Support, space: Space) -> IndexCodec:
+        if _is_random_for_rice(selected, space):
+            return _RICE
         sizes = self.estimates(selected, space)
         return min(sizes, key=lambda codec: sizes[codec] * _GAINS.get(codec, 1))
 
@@ -78,9 +83,6 @@ class Auto(IndexCodec):
             sizes[_DELTA] = _DELTA.size_bytes(selected, space)
         if kernels.gaps.count_adjacent(sample.positions) >= _RLE_RUNS * sample.nnz:  # a sample does not see the few gaps of whole rows
             sizes[_RLE] = _RLE.size_bytes(selected, space)
-        bound_bytes = growth * kernels.uniform.bound_bits(selected.positions, *_slices(selected.nnz)) / 8
-        if min(sizes.values()) <= _NEAREST * bound_bytes and _looks_random(selected, space):
-            return sizes
         coded_bytes, table_bytes = _entropy_bytes(sample, growth)
         if _GAINS[_HUFFMAN] * coded_bytes < min(sizes.values()):
             sizes[_HUFFMAN] = _HUFFMAN.size_bytes(sample, space, growth)
@@ -88,7 +90,9 @@ class Auto(IndexCodec):
             sizes[_PCO] = len(_PCO.encode(selected, space, 0)[0])
             sizes[_HUFFMAN] = _HUFFMAN.size_bytes(selected, space)  # exact too, as pco's size now is
         smallest = min(sizes.values())
-        is_random = smallest <= _NEAR * bound_bytes and _looks_random(selected, space)
+        slices = _slices(selected.nnz)
+        bound_bytes = growth * kernels.uniform.bound_bits(selected.positions, *slices) / 8
+        is_random = smallest <= _NEAR * bound_bytes and _SHAPED.looks_uniform(selected, space, *slices)
         if smallest > _SHAPED_LEAST_BYTES and not is_random:
             sizes[_SHAPED] = _shaped_bytes(selected, space, smallest)
         return sizes
@@ -110,6 +114,18 @@ class Auto(IndexCodec):
             own = list(map(selected.__getitem__, group)), list(map(spaces.__getitem__, group)), list(map(seeds.__getitem__, group))
             encoded.update(zip(group, codec.encode_batch(*own), strict=True))
         return [encoded[index] for index in range(len(selected))]
+
+
+def _is_random_for_rice(selected: Support, space: Space) -> bool:
+    """Whether the sample looks random and `rice` is so near the bound for such positions that no other codec is smaller by 1%."""
+    nnz = selected.nnz
+    if not _RICE_FROM <= nnz <= _RICE_UP_TO * space.numel or space.numel > GapCodec.MAX_NUMEL:
+        return False
+    starts, length = _slices(nnz)
+    excess_bits = 8 * _LEAST_EXCESS_BYTES * sqrt(nnz) * starts.size * length / nnz
+    others_bits = kernels.uniform.bound_bits(selected.positions, starts, length) + excess_bits
+    is_near = kernels.uniform.rice_bits(selected.positions, starts, length) <= _NEAREST * others_bits
+    return is_near and _SHAPED.looks_uniform(selected, space, starts, length)
 
 
 def _slices(nnz: int) -> tuple[Positions, int]:
@@ -134,11 +150,6 @@ def _entropy_bytes(sample: Support, growth: float) -> tuple[float, float]:
     size_bits, used = kernels.prefixes.entropy_bits(sample.positions, FINEST)
     unseen_bits = 0.72 * used  # the entropy of a sample is lower than that of what it is drawn from (Miller and Madow)
     return growth * (size_bits + unseen_bits) / 8, _PCO_TABLE_BYTES + _PCO_BIN_BYTES * used
-
-
-def _looks_random(selected: Support, space: Space) -> bool:
-    """Whether the sample looks as if drawn at random: no codec then takes less than the bound for such positions."""
-    return _SHAPED.looks_uniform(selected, space, *_slices(selected.nnz))
 
 
 def _shaped_bytes(selected: Support, space: Space, smallest: float) -> float:

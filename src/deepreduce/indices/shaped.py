@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
+from math import prod
 from operator import mul
 from typing import NamedTuple
 
@@ -11,7 +13,7 @@ from ..codec import IndexCodec
 from ..errors import CorruptError, InputError
 from ..reader import Reader, expect_decoded, varint
 from ..source import Space
-from ..tensor import Positions, Support
+from ..tensor import Positions, Shape, Support
 from .deltahuffman import DeltaHuffman
 
 _SIDE_AT_ONE = 4096
@@ -69,8 +71,12 @@ class Shaped(IndexCodec):
 
     def looks_uniform(self, selected: Support, space: Space, starts: Positions, length: int) -> bool:
         """Whether slices of the positions, which begin at `starts`, look drawn at random, so that other codecs are as small and faster."""
-        widths = {view.columns for view in _views(selected.nnz, space)}
-        return all(kernels.uniform.looks_uniform(selected.positions, starts, length, columns) for columns in widths)
+        positions, longest = selected.positions, _longest_side(selected.nnz)
+        for columns in _widths(space.shape):
+            is_allowed = max(columns, space.numel // columns) <= longest
+            if is_allowed and not kernels.uniform.looks_uniform(positions, starts, length, columns):
+                return False
+        return True
 
 
 class _View(NamedTuple):
@@ -91,11 +97,18 @@ def _is_allowed(view: _View, nnz: int) -> bool:
     return max(view.rows, view.columns) <= _longest_side(nnz) and inner <= kernels.shaped.MAX_COLUMNS
 
 
+@lru_cache(4096)
+def _widths(shape: Shape) -> tuple[int, ...]:
+    """The columns that there are where the axes are cut in two; a few fixed numbers for one axis."""
+    cuts = {columns for columns in accumulate(reversed(shape[1:]), mul) if 1 < columns < prod(shape)}
+    return tuple(sorted(cuts)) or _WIDTHS_OF_FLAT
+
+
 def _views(nnz: int, space: Space) -> Iterator[_View]:
-    """The ways to cut the axes in two, row by row and column by column; for one axis, rows of a few fixed lengths."""
-    cuts = {columns for columns in accumulate(reversed(space.shape[1:]), mul) if 1 < columns < space.numel}
-    for columns in sorted(cuts) or _WIDTHS_OF_FLAT:
-        for by_column in (False, True) if cuts else (False,):
+    """The tables of all widths, row by row and column by column; those of one axis row by row."""
+    widths = _widths(space.shape)
+    for columns in widths:
+        for by_column in (False,) if widths is _WIDTHS_OF_FLAT else (False, True):
             view = _View(-(-space.numel // columns), columns, by_column)
             if _is_allowed(view, nnz):
                 yield view
