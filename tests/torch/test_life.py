@@ -230,3 +230,9 @@ def test_a_configuration_error_keeps_its_type():
 
     with pytest.raises(dr.ConfigError, match=r"tensor 0: unknown index codec 'rave'"):
         allreduce_(torch.ones(4), DeepReduceState(Misspelled()))
+
+
+def test_processes_that_would_train_apart_are_warned(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match="WORLD_SIZE is 2, but there is no process group"):
+        allreduce_(torch.ones(3), DeepReduceState("dense"))

@@ -31,14 +31,14 @@ from ..step.reducer import Reducer
 from ..step.residual import Gradient, ResidualMemory
 from ..step.stats import Stats, StepStats
 from ..step.topology import Topology
-from ..step.transport import SingleRank, Transport
+from ..step.transport import Transport
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
 from .hook import noop_hook
 from .names import plain_names, unwrapped
 from .outer import Outer, OuterOptimizer
 from .state import memory_named, topology_named
-from .transport import connect, rank_and_size
+from .transport import connect, rank_and_size, without_group
 from .views import view, wait_for
 
 _KEYS = {"exchange", "anchors", "steps", "outer", "pending"}
@@ -202,7 +202,7 @@ class LocalSteps:
         """The other ranks: connected at first use."""
         if self._transport is None:
             if not dist.is_initialized():
-                return SingleRank()  # not kept, as a process group may come
+                return without_group()  # not kept, as a process group may come
             self._transport = connect(self._process_group, self._timeout)
             weakref.finalize(self, self._transport.close).atexit = False
         return self._transport

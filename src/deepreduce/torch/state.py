@@ -27,12 +27,12 @@ from ..step.reducer import Bucket, ErrorFeedback, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats, StepStats
 from ..step.topology import AllGather, Topology, topology_of
-from ..step.transport import SingleRank, Transport, close_unless_reported
+from ..step.transport import Transport, close_unless_reported
 from ..step.trial import SendMode, Trial, all_reduce_max
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch
 from .names import Names
-from .transport import connect, rank_and_size
+from .transport import connect, rank_and_size, without_group
 from .views import view, wait_for, write_mean
 
 
@@ -156,7 +156,7 @@ class DeepReduceState:
         """The other ranks. Opened at first use, as a process group may not be there yet when a state is made."""
         if self._transport is None:
             if not dist.is_initialized():
-                return SingleRank()  # not kept, as a process group may come
+                return without_group()  # not kept, as a process group may come
             self._transport = connect(self.options.process_group, self.options.timeout)
             weakref.finalize(self, self._transport.close).atexit = False
         return self._transport

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from warnings import warn
 
 import numpy as np
 import torch
@@ -27,11 +28,23 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     memory, whatever the backend of the given group.
     """
     if not dist.is_initialized():
-        return SingleRank()
+        return without_group()
     members = members_of(process_group)
     if len(members) == 1:
         return SingleRank()
     return Gloo(gloo_between(members, timeout), members.index(dist.get_rank()), len(members))
+
+
+def without_group() -> SingleRank:
+    """Return the transport of a process without a process group. Warns where a launcher started several, as these would train apart."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes != "1":
+        warn(
+            f"WORLD_SIZE is {processes}, but there is no process group, so that every process trains by itself: "
+            "call torch.distributed.init_process_group before",
+            stacklevel=2,
+        )
+    return SingleRank()
 
 
 def rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
