@@ -14,11 +14,11 @@ from deepreduce.torch import DeepReduceState, allreduce_
 class OneRank:
     """Gradients of these shapes, and the state that reduces them."""
 
-    def __init__(self, shapes: Sequence[Shape], spec: str) -> None:
+    def __init__(self, shapes: Sequence[Shape], spec: str, threads: int = 1) -> None:
         self._fresh = gradients_like(shapes, seed=0)
         self._gradients = [torch.empty_like(gradient) for gradient in self._fresh]
         self._names = [f"tensor {number}" for number in range(len(shapes))]
-        self._state = DeepReduceState(spec)
+        self._state = DeepReduceState(spec, threads=threads)
 
     def seconds(self) -> float:
         """Return the time of one step; the gradients are made before it."""

@@ -4,6 +4,7 @@
     python benchmarks/step.py --model gpt2 --links 2:1gbit --rounds 1
     python benchmarks/step.py --links 8:100mbit --sides allgather sharded
     python benchmarks/step.py --model gpt2 --links              # one rank without a network only
+    python benchmarks/step.py --links --threads 1 2             # the same, by the number of threads
     python benchmarks/plot_step.py docs/step.csv docs/step.png  # the picture, and the tables as Markdown
 
 All sides take turns in one process group, on links of their own (`deepreduce.lab.train.links`; Linux, no root where users may make
@@ -37,14 +38,16 @@ COLUMNS = ("commit", "machine", "model", "ranks", "link", "side", "steps", "medi
 Row = dict[str, Any]
 
 
-def alone(model: str, spec: str, repeat: int) -> Iterator[Row]:
-    """Yield the rows of one rank without a network."""
+def alone(model: str, spec: str, repeat: int, threads: Sequence[int]) -> Iterator[Row]:
+    """Yield the rows of one rank without a network, with each number of threads."""
     torch.set_num_threads(1)
     shapes = MODELS[model]()
-    add, ours = in_turns(repeat, Add(sum(torch.Size(shape).numel() for shape in shapes)), OneRank(shapes, spec))
-    of_add = f"{min(ours) / min(add):.2f} times torch.add"
-    for side, seconds, note in (("torch.add(a, b, out=c)", add, ""), ("allreduce_", ours, of_add)):
-        yield row(1, "none", side, seconds, 0, note)
+    ranks = [OneRank(shapes, spec, count) for count in threads]
+    add, *ours = in_turns(repeat, Add(sum(torch.Size(shape).numel() for shape in shapes)), *ranks)
+    yield row(1, "none", "torch.add(a, b, out=c)", add, 0, "")
+    for count, seconds in zip(threads, ours, strict=True):
+        side = "allreduce_" if count == 1 else f"allreduce_, {count} threads"
+        yield row(1, "none", side, seconds, 0, f"{min(seconds) / min(add):.2f} times torch.add")
 
 
 def on_links(ranks: int, rate: str | None, sides: Sequence[str], job: Row) -> Iterator[Row]:
@@ -101,12 +104,13 @@ def main() -> None:
     parser.add_argument("--spec", default="topr:0.01/rice/qsgd")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of a turn (5)")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side (3)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1], metavar="N", help="threads of one rank without a network (1)")
     parser.add_argument("--no-alone", action="store_true", help="leave out the one rank without a network")
     parser.add_argument("--out", type=Path, default=Path("step.csv"))
     args = parser.parse_args()
     shared = {"commit": commit() or "", "machine": machine(), "model": args.model}
     if not args.no_alone:
-        write(args.out, alone(args.model, args.spec, args.steps * args.rounds), shared)
+        write(args.out, alone(args.model, args.spec, args.steps * args.rounds, args.threads), shared)
     job = {"model": args.model, "spec": args.spec, "steps": args.steps, "rounds": args.rounds}
     for ranks, rate in map(link, args.links):
         write(args.out, on_links(ranks, rate, args.sides, job), shared)

@@ -91,7 +91,7 @@ def write(records: Sequence[Record], names: Sequence[str] | None = None) -> byte
     sizes = list(map(len, sections))
     header, deflated = squeeze(_header(records, sizes, names))
     lead = varint(2 * len(header) + deflated) + header
-    parts = [MAGIC + bytes((VERSION,)) + varint(len(lead) + sum(sizes) + _CRC_BYTES) + lead, *filter(len, sections)]
+    parts = [MAGIC + bytes((VERSION,)) + varints((len(lead) + sum(sizes) + _CRC_BYTES,)) + lead, *filter(len, sections)]
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)

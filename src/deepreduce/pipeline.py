@@ -104,7 +104,10 @@ class DeepReduce:
         if selected is None:
             selected = self.sparsifier.select_batch(sources, seeds)
         indexed = self.index.encode_batch(selected, list(map(_SPACE, sources)), seeds)
-        coded = self.value.encode_batch([source.gather(support) for source, (_, _, support) in zip(sources, indexed, strict=True)], seeds)
+        values = []
+        for source, (_, _, support) in zip(sources, indexed, strict=True):
+            values.append(source.gather(support))
+        coded = self.value.encode_batch(values, seeds)
         return list(map(self._record, sources, indexed, coded))
 
     def _record(

@@ -12,6 +12,7 @@ import pytest
 
 import deepreduce as dr
 from deepreduce.jax import CompressedMeanState, PeerError, Sharded, compressed_mean, transport
+from deepreduce.step import threads
 from deepreduce.step.seeds import StepSeed
 
 SPEC = "topr:0.05/rice/qsgd"
@@ -82,6 +83,19 @@ def test_residuals_are_those_of_the_core(jitted):
 
 
 @HOW
+def test_threads_change_nothing(jitted, monkeypatch):
+    monkeypatch.setattr(threads, "usable_cores", lambda: [0, 1, 2])
+    tree, seen = {"a": noise(40_000), "b": noise((50, 60), seed=1), "c": noise(7, seed=2), "d": noise((300, 200), seed=3)}, []
+    for count in (1, 3):
+        mean = compressed_mean(SPEC, threads=count)
+        state = mean.init(tree)
+        for _ in range(3):
+            updates, state = updater(mean, jitted)(tree, state)
+        seen.append([np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((updates, state.residuals))])
+    assert seen[0] == seen[1]
+
+
+@HOW
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_step_that_is_not_finite_leaves_no_trace(value, jitted):
     mean = compressed_mean(SPEC)
@@ -145,6 +159,8 @@ def test_a_policy_may_choose_by_name():
         {"seed": 1.5},
         {"seed": None},
         {"timeout": 300},
+        {"threads": 0},
+        {"threads": 1.5},
         {"history": 0},
         {"history": "a"},
         {"topology": "ring"},

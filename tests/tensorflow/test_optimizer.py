@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import deepreduce as dr
+from deepreduce.cores import usable_cores
 from deepreduce.step.frame import Failure, FrameTag, read_frames, write_frame
 from deepreduce.step.policy import policy_of
 from deepreduce.step.reducer import Reducer
@@ -87,12 +88,13 @@ def test_rows_are_summed_and_their_residual_waits_for_them():
 
 def test_it_is_saved_by_its_settings():
     optimizer = DistributedOptimizer(
-        keras.optimizers.Adam(0.5), SPEC, memory="none", small_tensor_numel=7, topology=Sharded(budget=2.5), seed=3
+        keras.optimizers.Adam(0.5), SPEC, memory="none", small_tensor_numel=7, topology=Sharded(budget=2.5), seed=3, threads=2
     )
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert again.get_config() == optimizer.get_config()
     assert isinstance(again.inner_optimizer, keras.optimizers.Adam)
     assert again._steps.reducer.topology == Sharded(budget=2.5)
+    assert len(again._steps.reducer.threads) == len(optimizer._steps.reducer.threads) == min(2, len(usable_cores()))
     again.learning_rate = 0.25
     assert float(again.inner_optimizer.learning_rate) == 0.25
 

@@ -22,6 +22,7 @@ from ..step.policy import Spec, policy_of
 from ..step.reducer import Bucket, ErrorFeedback, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats
+from ..step.threads import Threads
 from ..step.topology import Topology, topology_of
 from ..step.transport import Transport
 from ..tensor import float_dtype
@@ -55,6 +56,7 @@ def compressed_mean(
     small_tensor_numel: int = 1024,
     *,
     topology: str | Topology = "allgather",
+    threads: int = 1,
     seed: int = 0,
     timeout: timedelta = timedelta(minutes=5),
     history: int = 100,
@@ -66,6 +68,7 @@ def compressed_mean(
     - `memory`: ``"residual"`` for error feedback, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`.
+    - `threads`: how many share the tensors that are encoded and decoded; at most as many as this process may use cores.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange inside `jit`. `history`: steps of which `stats()` keeps the details.
 
     A NaN or an infinity of one process reaches all, and leaves no trace in any residual.
@@ -83,7 +86,7 @@ def compressed_mean(
     if not isinstance(timeout, timedelta) or timeout <= timedelta():
         raise ConfigError(f"timeout is a timedelta above 0, got {shown(timeout)}")
     chosen, stats = topology_of(topology), Stats(history)
-    reducer = Reducer(policy_of(spec, small_tensor_numel), chosen, natural(seed, "a seed"))
+    reducer = Reducer(policy_of(spec, small_tensor_numel), chosen, natural(seed, "a seed"), threads=Threads(threads))
     transport_of = cache(partial(connect, timeout=timeout))  # opened at first use: jax.distributed may not be there yet
 
     def init(params: optax.Params) -> CompressedMeanState:

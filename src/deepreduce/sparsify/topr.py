@@ -2,12 +2,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter
 from typing import ClassVar
 
 from ..codec import Sparsifier
 from ..source import Source, top_batch
 from ..tensor import Support
 from .amount import check_amount, count_of, same_amount
+
+_NUMEL = attrgetter("space.numel")
 
 
 @dataclass(frozen=True)
@@ -36,4 +40,4 @@ class TopR(Sparsifier):
         return source.top(count_of(self.amount, source.numel))
 
     def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
-        return top_batch(sources, [count_of(self.amount, source.space.numel) for source in sources])
+        return top_batch(sources, list(map(count_of, repeat(self.amount), map(_NUMEL, sources))))

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from ..tensor import SparseTensor
-from .frame import Buffer, Failure, FrameTag, Payload, read_frames, write_frame
+from .frame import FrameTag, Payload, read_frames, write_frame
 from .residual import ResidualMemory
 from .seeds import StepSeed
 from .stopwatch import Stopwatch
+from .threads import Threads
 from .transport import Transport
 
 
 @dataclass(frozen=True)
 class ExchangeContext:
     """What the exchange of one bucket needs: transport, frame tag, seed of the step, residuals of the owned ranges (None: no error
-    feedback), and what a sum is divided by: the number of ranks for a mean."""
+    feedback), what a sum is divided by (the number of ranks for a mean), and the threads that share its tensors."""
 
     transport: Transport
     tag: FrameTag
@@ -25,13 +26,14 @@ class ExchangeContext:
     owned: ResidualMemory | None
     watch: Stopwatch
     divisor: int
+    threads: Threads
 
     def all_gather(self, payload: Payload) -> list[memoryview]:
         """Return the messages of all ranks."""
         start, tag = perf_counter(), self.tag
         frames = self.transport.all_gather(write_frame(payload, tag), tag)
         self.watch.add("exchange", start)
-        return self._read(payload, frames, tag)
+        return read_frames(frames, tag, self.transport.rank, payload)
 
     def gather(self, payload: Payload) -> list[memoryview] | None:
         """Return the messages of all ranks at the root."""
@@ -45,20 +47,14 @@ class ExchangeContext:
         tag = self.tag.phase("broadcast")
         with self.watch("exchange"):
             frame = self.transport.broadcast(None if payload is None else write_frame(payload, tag), tag)
-        return self._read(payload or b"", [frame], tag)[0]
+        return read_frames([frame], tag, self.transport.rank, payload)[0]
 
     def all_to_all(self, payloads: Sequence[Payload]) -> list[memoryview]:
         """Return what every rank sent here."""
         tag = self.tag.phase("scatter")
         with self.watch("exchange"):
             frames = self.transport.all_to_all([write_frame(payload, tag) for payload in payloads], tag)
-        return self._read(payloads[0], frames, tag)
-
-    def _read(self, payload: Payload, frames: Sequence[Buffer], tag: FrameTag) -> list[memoryview]:
-        """Return the messages; a rank that failed raises its own error, of which all ranks know now."""
-        if isinstance(payload, Failure):
-            payload.raise_reported()
-        return read_frames(frames, tag, self.transport.rank)
+        return read_frames(frames, tag, self.transport.rank, payloads[0])
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,13 @@ def frame_bytes(start: bytes | Buffer) -> int:
     return HEADER_BYTES + _read_header(start)[0]
 
 
-def read_frames(frames: Sequence[Buffer], tag: FrameTag, rank: int) -> list[memoryview]:
-    """Return the messages of all ranks. What is not of this exchange is refused, and a `Failure` is raised."""
+def read_frames(frames: Sequence[Buffer], tag: FrameTag, rank: int, sent: Payload | None = None) -> list[memoryview]:
+    """Return the messages of all ranks. What is not of this exchange is refused, and a `Failure` is raised.
+
+    A rank that has `sent` a failure itself raises its own error: all ranks know of it now.
+    """
+    if isinstance(sent, Failure):
+        sent.raise_reported()
     messages = []
     failure: PeerFailure | None = None
     for sender, frame in enumerate(frames):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from ..source import DenseSource, Source, Space, SparseSource
 from ..tensor import Shape, SparseTensor, Support
 from .arrays import Array, Arrays, arrays_of
 from .seeds import StepSeed
+from .threads import ONE_THREAD, Threads
 
 AS_STORED = parse("none/raw/raw")
 """Sends the stored elements of a sparse tensor as they are."""
@@ -100,8 +101,13 @@ def step_source(content: Array | SparseTensor) -> Source:
     return SparseSource(content) if isinstance(content, SparseTensor) else arrays_of(content).source(content)
 
 
-def select(tensors: Sequence[OutgoingTensor], seed: StepSeed) -> list[Support]:
+def select(tensors: Sequence[OutgoingTensor], seed: StepSeed, threads: Threads = ONE_THREAD) -> list[Support]:
     """Return the positions that the sparsifiers select, of those of one codec and dtype together; none of an unused tensor."""
+    return threads.share(list(map(_CONTENT, tensors)), partial(_selected, tensors, seed))
+
+
+def _selected(all_tensors: Sequence[OutgoingTensor], seed: StepSeed, part: slice) -> list[Support]:
+    tensors = all_tensors[part]
     groups: dict[tuple[int, np.dtype[Any]], list[OutgoingTensor]] = {}
     for tensor in tensors:
         if not tensor.is_unused:
@@ -113,14 +119,24 @@ def select(tensors: Sequence[OutgoingTensor], seed: StepSeed) -> list[Support]:
     return [Support.none(tensor.numel) if tensor.is_unused else found[id(tensor)] for tensor in tensors]
 
 
-def encode(groups: Sequence[Sequence[OutgoingTensor]], seed: StepSeed) -> list[EncodedMessage]:
-    """Return a message of each group of tensors, all encoded together.
+def encode(groups: Sequence[Sequence[OutgoingTensor]], seed: StepSeed, threads: Threads = ONE_THREAD) -> list[EncodedMessage]:
+    """Return a message of each group of tensors, all encoded together: the same bytes with any number of threads.
 
     Tensors are named by their index: parameter names would cost more than some of the tensors.
     """
+    tensors, messages = list(chain.from_iterable(groups)), []
+    records = iter(threads.share(list(map(_CONTENT, tensors)), partial(_records, tensors, seed)))
+    for group in groups:
+        own = list(islice(records, len(group)))
+        messages.append(EncodedMessage(group, own, message.write(own, _names(len(own))), seed.rank))
+    return messages
+
+
+def _records(tensors: Sequence[OutgoingTensor], seed: StepSeed, part: slice) -> list[Record]:
+    """Encode a part of the tensors together. An error names the tensor."""
     codecs, sources, selected, seeds, names = [], [], [], [], [""]
     try:
-        for tensor in chain.from_iterable(groups):
+        for tensor in tensors[part]:
             names.append(tensor.name)
             codec, source, support = tensor.to_send()
             codecs.append(codec)
@@ -129,23 +145,22 @@ def encode(groups: Sequence[Sequence[OutgoingTensor]], seed: StepSeed) -> list[E
             seeds.append(tensor.seed(seed))
     except Exception as error:
         raise_named(error, names[-1])
-    records, messages = iter(encode_batch(codecs, sources, seeds, names[1:], selected)), []
-    for group in groups:
-        own = list(islice(records, len(group)))
-        messages.append(EncodedMessage(group, own, message.write(own, _names(len(own))), seed.rank))
-    return messages
+    return encode_batch(codecs, sources, seeds, names[1:], selected)
 
 
-def decode(messages: Sequence[EncodedMessage]) -> list[list[SparseTensor]]:
+def decode(messages: Sequence[EncodedMessage], threads: Threads = ONE_THREAD) -> list[list[SparseTensor]]:
     """Return the tensors of each message, all decoded together. An error names the rank and the tensor."""
     records: list[Record] = []
     names: list[str] = []
     spaces: list[Space] = []
+    contents: list[Array | SparseTensor] = []
     for each in messages:
         records += each.records
         spaces += map(_SPACE, each.tensors)
+        contents += map(_CONTENT, each.tensors)
         names += map(f"{{0.name}} of rank {each.sender}".format, each.tensors)
-    decoded, rows = iter(decode_batch(records, spaces, names)), []
+    decoded = iter(threads.share(contents, lambda part: decode_batch(records[part], spaces[part], names[part])))
+    rows = []
     for each in messages:
         rows.append(list(islice(decoded, len(each.tensors))))
     return rows
@@ -187,6 +202,7 @@ def _read(blob: memoryview, tensors: Sequence[OutgoingTensor]) -> Sequence[Recor
 
 
 _SPACE: Callable[[OutgoingTensor], Space] = attrgetter("source.space")
+_CONTENT: Callable[[OutgoingTensor], Array | SparseTensor] = attrgetter("content")
 
 
 @lru_cache(maxsize=64)

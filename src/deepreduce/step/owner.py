@@ -33,7 +33,8 @@ class Owner:
         """Return the mean of what was received, plus the residual of this owner, as one message; or why there is none."""
         try:
             with context.watch("decode"):
-                columns = list(zip(*items.decode(items.read_all(received, [own.tensors] * len(received), own)), strict=True))
+                messages = items.read_all(received, [own.tensors] * len(received), own)
+                columns = list(zip(*items.decode(messages, context.threads), strict=True))
             with context.watch("encode"):
                 means = [_mean(column, tensor, context.divisor) for column, tensor in zip(columns, own.tensors, strict=True)]
                 if context.owned is not None:
@@ -41,7 +42,7 @@ class Owner:
                 outgoing = list(map(_outgoing, own.tensors, means))
                 supports = zip(outgoing, _selected(outgoing, columns, allowed), strict=True)
                 selected = [tensor._replace(selected=support) for tensor, support in supports]
-                return cls(items.encode([selected], context.seed)[0], means, context.owned)
+                return cls(items.encode([selected], context.seed, context.threads)[0], means, context.owned)
         except Exception as error:
             return Failure(error)
 

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import filterfalse
 from math import prod
 from operator import attrgetter
 from time import perf_counter
@@ -32,6 +34,7 @@ from .residual import Gradient, ResidualMemory
 from .seeds import StepSeed
 from .stats import StepStats
 from .stopwatch import Stopwatch
+from .threads import ONE_THREAD, Threads
 from .topology import Topology
 from .transport import Transport
 
@@ -119,6 +122,8 @@ class Reducer:
     small_numel: int = 1024
     average: bool = True
     """Whether gradients are averaged over the ranks, or summed."""
+    threads: Threads = field(default=ONE_THREAD, repr=False, compare=False)
+    """What shares the tensors of a bucket; who makes a reducer closes them."""
     _tags: dict[Any, tuple[list[Shape], FrameTag]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def reduce(self, bucket: Bucket, memory: ErrorFeedback, transport: Transport) -> tuple[list[Gradient], StepStats]:
@@ -142,7 +147,7 @@ class Reducer:
     def context(self, bucket: Bucket, memory: ErrorFeedback, transport: Transport) -> ExchangeContext:
         """Return what the exchange of a bucket needs. Of its gradients only the shapes are used."""
         seed, divisor = StepSeed(self.seed, bucket.step, transport.rank), transport.size if self.average else 1
-        return ExchangeContext(transport, self._tag(bucket), seed, memory.owned, Stopwatch(), divisor)
+        return ExchangeContext(transport, self._tag(bucket), seed, memory.owned, Stopwatch(), divisor, self.threads)
 
     def prepare(self, bucket: Bucket, memory: ErrorFeedback, context: ExchangeContext) -> Prepared:
         """Compensate and encode a bucket. No residual changes yet."""
@@ -150,7 +155,7 @@ class Reducer:
         packed, compensated = self._compensate(bucket, memory)
         groups = self._groups(compensated) if self.per == "bucket" else list(zip(range(len(compensated))))
         tensors = self._outgoing(bucket, compensated, groups)
-        messages = self.topology.encode(tensors, context.seed, context.transport.size)
+        messages = self.topology.encode(tensors, context.seed, context.transport.size, self.threads)
         context.watch.add("encode", start)
         return Prepared(bucket, tensors, messages, compensated, groups, packed)
 
@@ -163,21 +168,11 @@ class Reducer:
     def _compensate(self, bucket: Bucket, memory: ErrorFeedback) -> tuple[Packed | None, list[Compensated]]:
         """Return every gradient plus its residual, and the small ones that were computed together."""
         packed = memory.own.compensate_small(bucket.names, bucket.gradients) if memory.own is not None and len(bucket.names) > 1 else None
-        small = {} if packed is None else dict(zip(packed.indices, packed.compensated_of(bucket.gradients), strict=True))
-        compensated: list[Compensated] = []
-        for index, (name, gradient) in enumerate(zip(bucket.names, bucket.gradients, strict=True)):
-            try:
-                compensated.append(small.get(index) or self._compensated(name, gradient, memory))
-            except Exception as error:
-                raise_named(error, name)
-        return packed, compensated
-
-    def _compensated(self, name: str, gradient: Gradient, memory: ErrorFeedback) -> Compensated:
-        """A gradient plus its residual. Frameworks drop the mean of a parameter that was not used, so its residual must stay here."""
-        unused = not isinstance(gradient, SparseTensor) and prod(gradient.shape) > 0 and arrays_of(gradient).is_zero(gradient)
-        total = gradient if unused or memory.own is None else memory.own.compensate(name, gradient)
-        content = _cast_like(total, gradient)
-        return Compensated(total, content, step_source(content), unused)
+        found = {} if packed is None else dict(zip(packed.indices, packed.compensated_of(bucket.gradients), strict=True))
+        large = list(filterfalse(found.__contains__, range(len(bucket.names))))
+        names, gradients = list(map(bucket.names.__getitem__, large)), list(map(bucket.gradients.__getitem__, large))
+        found.update(zip(large, self.threads.share(gradients, partial(_compensated, memory.own, names, gradients)), strict=True))
+        return packed, list(map(found.__getitem__, range(len(bucket.names))))
 
     def _groups(self, compensated: Sequence[Compensated]) -> Sequence[Sequence[int]]:
         """Which gradients make one tensor: all large dense ones of a dtype together, each other one alone."""
@@ -255,6 +250,23 @@ class Reducer:
 
 
 _SHAPE = attrgetter("shape")
+
+
+def _compensated(memory: ResidualMemory | None, names: Sequence[str], gradients: Sequence[Gradient], part: slice) -> list[Compensated]:
+    """A part of the gradients plus their residuals. An error names the gradient.
+
+    Frameworks drop the mean of a parameter that was not used, so its residual must stay here.
+    """
+    compensated = []
+    for name, gradient in zip(names[part], gradients[part], strict=True):
+        try:
+            unused = not isinstance(gradient, SparseTensor) and prod(gradient.shape) > 0 and arrays_of(gradient).is_zero(gradient)
+            total = gradient if unused or memory is None else memory.compensate(name, gradient)
+            content = _cast_like(total, gradient)
+            compensated.append(Compensated(total, content, step_source(content), unused))
+        except Exception as error:
+            raise_named(error, name)
+    return compensated
 
 
 def _joint(group: Sequence[int], bucket: Bucket, compensated: Sequence[Compensated]) -> tuple[str, Gradient, Compensated]:

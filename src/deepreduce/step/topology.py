@@ -27,6 +27,7 @@ from .frame import Failure, PeerFailure, UnknownLength
 from .items import EncodedMessage, OutgoingTensor
 from .owner import Owner
 from .seeds import StepSeed
+from .threads import ONE_THREAD, Threads
 from .transport import ROOT
 
 T = TypeVar("T")
@@ -40,9 +41,11 @@ class Topology(ABC):
     rounds: ClassVar[int] = 1
     """How many exchanges follow one another in a step."""
 
-    def encode(self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int) -> Sequence[EncodedMessage]:
+    def encode(
+        self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int, threads: Threads = ONE_THREAD
+    ) -> Sequence[EncodedMessage]:
         """Return the messages of a bucket; this runs beside the exchange of the bucket before."""
-        return items.encode([tensors], seed)
+        return items.encode([tensors], seed, threads)
 
     @abstractmethod
     def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
@@ -66,7 +69,7 @@ class AllGather(Topology):
     def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
         received = context.all_gather(messages[0].blob)
         start = perf_counter()
-        by_rank = items.decode(items.read_all(received, [tensors] * len(received), messages[0]))
+        by_rank = items.decode(items.read_all(received, [tensors] * len(received), messages[0]), context.threads)
         is_finite = sums.is_finite(list(chain.from_iterable(by_rank)))
         result = ExchangeResult(by_rank[context.transport.rank], list(zip(*by_rank, strict=True)), context.divisor, is_finite)
         context.watch.add("decode", start)
@@ -92,7 +95,7 @@ class Server(Topology):
             owner = Failure(error)
         blob = context.broadcast(owner.message.blob if isinstance(owner, Owner) else owner)
         with context.watch("decode"):
-            sent, means = items.decode([messages[0], items.read(blob, tensors, ROOT)])
+            sent, means = items.decode([messages[0], items.read(blob, tensors, ROOT)], context.threads)
         update = (lambda: owner.update(means)) if isinstance(owner, Owner) else None
         return ExchangeResult(sent, [[mean] for mean in means], 1, sums.is_finite(means), update)
 
@@ -131,16 +134,18 @@ class Sharded(Topology):
         if not self.budget > 1:
             raise ConfigError(f"the budget of sharded is above 1, as a message goes out once in any case; got {self.budget}")
 
-    def encode(self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int) -> Sequence[EncodedMessage]:
+    def encode(
+        self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int, threads: Threads = ONE_THREAD
+    ) -> Sequence[EncodedMessage]:
         pieces: list[list[OutgoingTensor]] = [[] for _ in range(size)]
-        for tensor, selected in zip(tensors, items.select(tensors, seed), strict=True):
+        for tensor, selected in zip(tensors, items.select(tensors, seed, threads), strict=True):
             owner = _single_owner(tensor.name, tensor.numel, size)
             if owner is not None:
                 pieces[owner].append(tensor._replace(selected=selected))
                 continue
             for of_owner, piece in zip(pieces, _cut(tensor, selected, size), strict=True):
                 of_owner.append(piece)
-        return items.encode(pieces, seed)
+        return items.encode(pieces, seed, threads)
 
     def exchange(self, tensors: Sequence[OutgoingTensor], messages: Sequence[EncodedMessage], context: ExchangeContext) -> ExchangeResult:
         rank = context.transport.rank
@@ -153,7 +158,7 @@ class Sharded(Topology):
         assert isinstance(owner, Owner)  # else `all_gather` has raised
         with context.watch("decode"):
             of_owners = items.read_all(blobs, [message.tensors for message in messages], owner.message)
-            decoded = items.decode([*messages, *of_owners])
+            decoded = items.decode([*messages, *of_owners], context.threads)
             own, parts = decoded[: len(messages)], decoded[len(messages) :]
             sent, means = _joined(own, tensors), _joined(parts, tensors)
         return ExchangeResult(sent, [[mean] for mean in means], 1, sums.is_finite(means), lambda: owner.update(parts[rank]))

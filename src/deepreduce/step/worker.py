@@ -14,6 +14,7 @@ T = TypeVar("T")
 _PATIENCE_SECONDS = 5.0
 Job = tuple[Callable[[], Any], "Future[Any]"]
 _running: dict[threading.Thread, SimpleQueue[Job | None]] = {}
+_STARTING = threading.Lock()
 
 
 class Worker:
@@ -32,12 +33,21 @@ class Worker:
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Queue a job; its result, or the error it raised, comes by the future. A job that is cancelled before it starts is not run."""
-        if self._thread is None:
-            self._thread = _started(self._name, self._jobs)
-            weakref.finalize(self, self._jobs.put, None)
+        if not self._is_running():
+            with _STARTING:
+                self._start()
         promise: Future[T] = Future()
         self._jobs.put((work, promise))
         return promise
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()  # a process that was forked has none of the threads
+
+    def _start(self) -> None:
+        if not self._is_running():  # else another thread has done it
+            self._jobs = SimpleQueue()
+            self._thread = _started(self._name, self._jobs)
+            weakref.finalize(self, self._jobs.put, None)
 
     def close(self) -> None:
         """Finish all jobs and end the thread; the next job starts a new one."""

@@ -19,6 +19,7 @@ from ..step.arrays import accumulation_dtype
 from ..step.policy import BySize, ByStep, Policy, Spec, policy_of
 from ..step.reducer import Reducer
 from ..step.stats import Stats
+from ..step.threads import Threads
 from ..step.topology import Topology, topology_of
 from ..tensor import Shape, SparseTensor
 from .exchange import exchange, slot_of
@@ -44,6 +45,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     - `small_tensor_numel`: smaller tensors travel as they are.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
       others are made here: they save no bytes.
+    - `threads`: how many share the tensors that are encoded and decoded; at most as many as this process may use cores.
     - `seed`: of all that is drawn at random. `history`: steps of which `stats()` keeps the details.
     - `parameter_names`: for policies, errors, seeds and tables, in the order of the variables, all different; default their paths, numbered
       where they repeat. They are saved with the model, as paths change when Keras loads it.
@@ -65,6 +67,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         *,
         sends: Literal["gradients", "updates"] = "gradients",
         topology: str | Topology = "allgather",
+        threads: int = 1,
         seed: int = 0,
         history: int = 100,
         parameter_names: Sequence[str] | None = None,
@@ -80,9 +83,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise ConfigError("each replica would average weights of its own: use_ema goes with sends='gradients'")
         seed = natural(seed, "a seed")
         super().__init__(learning_rate=0.0, name=name)
-        reducer = Reducer(policy_of(spec, small_tensor_numel), topology_of(topology), seed, average=False)
+        reducer = Reducer(policy_of(spec, small_tensor_numel), topology_of(topology), seed, average=False, threads=Threads(threads))
         self._steps = HostSteps(reducer, memory == "residual", history)
         self._settings = {"sends": sends, "memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
+        self._settings["threads"] = threads
         self._spec, self._names = spec, None if parameter_names is None else list(parameter_names)
         self._strategy = tf.distribute.get_strategy()
         self._residuals: list[Any] = []

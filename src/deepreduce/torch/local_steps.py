@@ -30,6 +30,7 @@ from ..step.recipes import LOCAL_RECIPES, local_recipe
 from ..step.reducer import Reducer
 from ..step.residual import Gradient, ResidualMemory
 from ..step.stats import Stats, StepStats
+from ..step.threads import Threads
 from ..step.topology import Topology
 from ..step.transport import Transport
 from ..step.worker import Worker
@@ -87,7 +88,7 @@ class LocalSteps:
       cost nothing after the first sync. ``"keep"`` leaves each rank its own. Buffers that begin with an infinity (attention masks) are
       always kept.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
-    - `topology`, `memory`, `small_tensor_numel`, `process_group`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
+    - `topology`, `memory`, `small_tensor_numel`, `process_group`, `threads`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
 
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -116,6 +117,7 @@ class LocalSteps:
         small_tensor_numel: int = 1024,
         process_group: dist.ProcessGroup | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        threads: int = 1,
         seed: int = 0,
         timeout: timedelta | None = None,
         history: int = 100,
@@ -142,7 +144,8 @@ class LocalSteps:
         self._optimizer = optimizer
         self._averaged = _averaged_buffers(self._model) if buffers == "mean" else frozenset()
         policy = Except(policy_of(spec, small_tensor_numel), self._averaged, _BUFFER_CODEC)
-        reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel)
+        shared = Threads(threads)
+        reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel, threads=shared)
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._unchecked: list[str] = []
         self._outer = None if outer is None else Outer(outer)
@@ -385,6 +388,7 @@ class LocalSteps:
         if self._transport is not None:
             self._transport.close()
         self._worker.close()
+        self._training.reducer.threads.close()
 
     def __enter__(self) -> Self:
         return self

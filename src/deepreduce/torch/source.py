@@ -6,6 +6,7 @@ crosses to the host, where the codecs work.
 
 from __future__ import annotations
 
+from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ _DIGIT_BITS = 16
 _NOTHING = np.empty(0)
 
 
+@cache
 def numpy_dtype(dtype: torch.dtype, what: str = "gradient") -> np.dtype[Any]:
     """The numpy form of a supported dtype.
 

@@ -26,6 +26,7 @@ from ..step.recipes import GRADIENT_RECIPES, gradient_recipe
 from ..step.reducer import Bucket, ErrorFeedback, Prepared, Reducer
 from ..step.residual import ResidualMemory
 from ..step.stats import Stats, StepStats
+from ..step.threads import Threads
 from ..step.topology import AllGather, Topology, topology_of
 from ..step.transport import Transport, close_unless_reported
 from ..step.trial import SendMode, Trial, all_reduce_max
@@ -74,6 +75,8 @@ class DeepReduceState:
     - `never_slower`: time compressed steps, dense ones, dense ones in bfloat16 and, beside another topology, compressed ones by allgather,
       now and when the link changes, and send what is fastest; `stats().choice` says what and why. It depends on the clock: a run cannot be
       repeated bit by bit.
+    - `threads`: how many share the tensors of a bucket that is encoded or decoded, with the same bits; at most as many as this process may
+      use cores. For tensors in host memory. Default 1, as ranks often share a machine.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange. `history`: steps of which `stats()` keeps the details.
 
     A state can be pickled and copied, before and between steps; the copy opens connections of its own. `close()`, or leaving a ``with``,
@@ -97,6 +100,7 @@ class DeepReduceState:
         model: torch.nn.Module | None = None,
         scaler: Scaler | None = None,
         never_slower: bool = False,
+        threads: int = 1,
         seed: int = 0,
         timeout: timedelta | None = None,
         history: int = 100,
@@ -111,7 +115,8 @@ class DeepReduceState:
             raise ConfigError(f"give a spec, or a recipe: {', '.join(GRADIENT_RECIPES)}")
         policy = policy_of(spec, small_tensor_numel)
         self.options = Options(process_group, scaler, timeout, topology == "dense")
-        self.reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), per, small_tensor_numel)
+        shared = Threads(threads)
+        self.reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), per, small_tensor_numel, threads=shared)
         self._without_owners = replace(self.reducer, topology=AllGather())
         self.memory = memory_named(memory)
         self.names = Names(model)
@@ -167,6 +172,7 @@ class DeepReduceState:
         """End the threads and connections of this state; its residuals stay. The next step would open new ones."""
         self._encoding.close()
         self._exchanging.close()
+        self.reducer.threads.close()
         if self._transport is not None:
             self._transport.close()
         self._start()

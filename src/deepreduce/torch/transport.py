@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from warnings import warn
 
@@ -35,8 +36,9 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     return Gloo(gloo_between(members, timeout), members.index(dist.get_rank()), len(members))
 
 
+@cache
 def without_group() -> SingleRank:
-    """Return the transport of a process without a process group. Warns where a launcher started several, as these would train apart."""
+    """Return the transport of a process without a process group. Warns once if a launcher started several, as these would train apart."""
     processes = os.environ.get("WORLD_SIZE", "1")
     if processes != "1":
         warn(

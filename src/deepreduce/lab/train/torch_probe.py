@@ -15,6 +15,7 @@ from ...step.frame import Failure
 from ...step.items import EncodedMessage, OutgoingTensor
 from ...step.seeds import StepSeed
 from ...step.stopwatch import Stopwatch
+from ...step.threads import ONE_THREAD, Threads
 from ...step.topology import Topology
 from ...step.transport import Transport
 from ...torch import DeepReduceState, deepreduce_hook
@@ -99,8 +100,10 @@ class Watched(Topology):
         """As the topology inside."""
         return self.inner.has_owners
 
-    def encode(self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int) -> Sequence[EncodedMessage]:
-        return self.inner.encode(tensors, seed, size)
+    def encode(
+        self, tensors: Sequence[OutgoingTensor], seed: StepSeed, size: int, threads: Threads = ONE_THREAD
+    ) -> Sequence[EncodedMessage]:
+        return self.inner.encode(tensors, seed, size, threads)
 
     def fail(self, failure: Failure, context: ExchangeContext) -> None:
         self.inner.fail(failure, context)
