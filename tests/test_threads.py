@@ -1,12 +1,14 @@
 """Threads that share the tensors of a bucket: nothing of what a step gives may depend on how many there are."""
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 from dataclasses import replace
 from functools import partial
 
@@ -307,3 +309,48 @@ def test_a_process_ends_with_its_threads_and_a_forked_one_has_its_own(more):
     script = textwrap.dedent(WORKS) + textwrap.dedent(more)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_range_is_at_work_when_a_thread_cannot_start(team, monkeypatch):
+    several, at_work, release = team(3), threading.Event(), threading.Event()
+    arrays = [np.zeros(10) for _ in range(3)]
+
+    def refuse(work):
+        at_work.wait(10)
+        release.set()
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(several._workers[1], "submit", refuse)
+    ended = []
+
+    def work(part):
+        at_work.set()
+        release.wait(10)
+        ended.append(part)
+        return [None]
+
+    with pytest.raises(RuntimeError, match="can't start"):
+        several.share(arrays, work)
+    assert len(ended) == 1
+
+
+def test_an_error_keeps_no_tensor_alive(team):
+    several, arrays, begun = team(2), [np.zeros(10), np.zeros(10)], threading.Event()
+    held = weakref.ref(arrays[1])
+
+    def work(part, arrays=arrays):
+        if part.start:
+            begun.set()
+            raise ValueError(f"{arrays[part][0].size} elements")
+        begun.wait(10)
+        return [None]
+
+    gc.disable()
+    try:
+        with pytest.raises(ValueError, match="10 elements"):
+            several.share(arrays, work)
+        several.close()
+        del arrays, work
+        assert held() is None
+    finally:
+        gc.enable()

@@ -234,22 +234,6 @@ def test_a_mask_of_infinities_is_no_divergence():
         assert torch.equal(mask, torch.triu(torch.full((4, 4), float("-inf")), 1))
 
 
-def with_a_constant_table(rank):
-    model = network()
-    model.register_buffer("table", torch.linspace(0, 1, 5000))
-    optimizer = adamw(model)
-    with LocalSteps(model, optimizer, SPARSE) as local:
-        train(rank, model, optimizer, 4)
-        return [step.message_bytes for step in local.stats().steps], model.table
-
-
-def test_constant_buffers_are_sent_once():
-    for message_bytes, table in run_ranks(with_a_constant_table, 2):
-        assert message_bytes[0] > table.nbytes
-        assert max(message_bytes[1:]) < table.nbytes / 2
-        assert torch.equal(table, torch.linspace(0, 1, 5000))
-
-
 def test_a_buffer_that_grows_is_named():
     model = network()
     model.register_buffer("table", torch.arange(10.0))

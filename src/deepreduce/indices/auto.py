@@ -33,9 +33,9 @@ _RLE_RUNS = 0.2  # of the positions directly follow another one: with fewer, run
 _PCO_TABLE_BYTES = 30
 _PCO_BIN_BYTES = 1 / 3
 _SHAPED_LEAST_BYTES = 5
-_RICE_FROM, _RICE_UP_TO = 64, 0.25  # positions, and of all: with fewer `delta` may be smallest, with more `bitmap`
+_RICE_FROM, _RICE_UP_TO = 64, 0.25  # least number of positions, largest density: else `delta` or `bitmap` may be smallest
 _NEAREST, _NEAR = 1.01, 1.012  # times the bound for random positions: so near, no other codec, or no slow one, is worth a look
-_LEAST_EXCESS_BYTES = 0.15  # times the root of the positions: every other codec takes this above the bound, for a table or to learn
+_LEAST_EXCESS_BYTES = 0.15  # times the square root of nnz: every other codec takes this above the bound, for a table or to learn
 _MOST_BELOW, _MOST_ABOVE = 0.9, 1.15  # its estimate lies between these times its size, but for nearly full rows
 _SHAPED_TRIED_UP_TO = 4096
 _SHAPED_LEARNING_BYTES = 16  # so many bytes it may take above its estimate, to learn that rows are full
@@ -62,7 +62,7 @@ class Auto(IndexCodec):
     """
 
     def choose(self, selected: Support, space: Space) -> IndexCodec:
-        if _is_random_for_rice(selected, space):
+        if _rice_is_near_optimal(selected, space):
             return _RICE
         sizes = self.estimates(selected, space)
         return min(sizes, key=lambda codec: sizes[codec] * _GAINS.get(codec, 1))
@@ -116,7 +116,7 @@ class Auto(IndexCodec):
         return [encoded[index] for index in range(len(selected))]
 
 
-def _is_random_for_rice(selected: Support, space: Space) -> bool:
+def _rice_is_near_optimal(selected: Support, space: Space) -> bool:
     """Whether the sample looks random and `rice` is so near the bound for such positions that no other codec is smaller by 1%."""
     nnz = selected.nnz
     if not _RICE_FROM <= nnz <= _RICE_UP_TO * space.numel or space.numel > GapCodec.MAX_NUMEL:

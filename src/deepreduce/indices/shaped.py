@@ -99,7 +99,7 @@ def _is_allowed(view: _View, nnz: int) -> bool:
 
 @lru_cache(4096)
 def _widths(shape: Shape) -> tuple[int, ...]:
-    """The columns that there are where the axes are cut in two; a few fixed numbers for one axis."""
+    """The numbers of columns of the tables that the axes can be cut into; a few fixed ones for one axis."""
     cuts = {columns for columns in accumulate(reversed(shape[1:]), mul) if 1 < columns < prod(shape)}
     return tuple(sorted(cuts)) or _WIDTHS_OF_FLAT
 

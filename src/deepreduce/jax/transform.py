@@ -68,7 +68,7 @@ def compressed_mean(
     - `memory`: ``"residual"`` for error feedback, or ``"none"``.
     - `small_tensor_numel`: smaller tensors travel as they are.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`.
-    - `threads`: how many share the tensors that are encoded and decoded; at most as many as this process may use cores.
+    - `threads`: number of threads that encode and decode, at most as many as this process may use cores; results do not depend on it.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange inside `jit`. `history`: steps of which `stats()` keeps the details.
 
     A NaN or an infinity of one process reaches all, and leaves no trace in any residual.

@@ -16,7 +16,7 @@ Words = NDArray[np.uint64]
 
 
 def _trailing_zeros(typing: Any, number: Any) -> Any:
-    """The place of the lowest set bit, 64 for 0: one instruction, for which numba has no name."""
+    """The index of the lowest set bit, 64 for 0: one instruction, for which numba has no name."""
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         zero_is_undefined = context.get_constant(types.boolean, False)

@@ -103,7 +103,7 @@ def _push(state: np.uint64, start: np.uint64, width: np.uint64, words: Numbers, 
 def encode(starts: Numbers, widths: Numbers, escapes: Numbers, words: NDArray[np.uint32]) -> tuple[int, np.uint64, np.uint64]:
     """Write words from the end of `words` to its front; returns the index of the first one, and the states of the first two changes.
 
-    There is room for one word per change and one per four escapes, and one more.
+    There is room for one word per change and one per four escapes, and for a spare one in front of them, which is overwritten.
     """
     at, k = np.uint64(words.size), np.uint64(starts.size)
     state, other = np.uint64(LOWEST), np.uint64(LOWEST)

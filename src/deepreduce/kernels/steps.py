@@ -21,7 +21,7 @@ Positions = NDArray[np.uint32]
 Codes = NDArray[Any]
 
 _0, _1, _LANES = np.uint64(0), np.uint64(1), np.uint64(LANES)
-_AT_ONCE, _ROW = np.uint64(4), np.uint64(64 * LANES)
+_AT_ONCE, _CHUNK = np.uint64(4), np.uint64(64 * LANES)
 _CHANGES_AHEAD, _BYTES_AHEAD, _LINE = np.uint64(16), 2048, 64
 
 
@@ -66,26 +66,26 @@ def _write_set_bits(bits: np.uint64, start: np.uint64, positions: Positions, cou
 
 @inline
 def _prefetch_block(patterns: Patterns, block: int) -> None:
-    """Ask for the block that lies 2 kB after this one: a processor by itself does not look as far, and not beyond a page."""
+    """Prefetch the block 2 kB after this one: the processor by itself does not look as far ahead, and not beyond a page."""
     for line in range(0, LANES * patterns.itemsize, _LINE):
         prefetch_to_read(patterns, np.uint64(block) + np.uint64((_BYTES_AHEAD + line) // patterns.itemsize))
 
 
 @kernel
-def find(old: Patterns, new: Patterns, span: tuple[int, int], flip: np.uint64, positions: Positions, codes: Codes, count: int) -> int:
-    """Write where the patterns of a span, from its start to before its end, differ, and the codes of the steps, from `count` on.
+def find(old: Patterns, new: Patterns, bounds: tuple[int, int], flip: np.uint64, positions: Positions, codes: Codes, count: int) -> int:
+    """Write the positions between two bounds where the patterns differ, and the codes of the steps, to the outputs from `count` on.
 
-    Returns the count after them. Both outputs are as long as the patterns, and `count` is not above the start. The codes of a row are
-    written right after its positions, while its patterns are in the nearest cache.
+    Returns the count after them. Both outputs are at least as long as the patterns, and `count` is not above the first bound. The codes of
+    a chunk of 4,096 patterns are written right after its positions, while the patterns are in the nearest cache.
     """
     top = np.uint64(8 * old.itemsize - 1)
     mask = ((_1 << top) - _1) << _1 | _1
     found = coded = np.uint64(count)
-    start, stop = np.uint64(span[0]), np.uint64(span[1])
-    for row in range(start, stop, _ROW):
-        end = min(row + _ROW, stop)
-        whole = end - (end - row) % _LANES
-        for block in range(row, whole, _LANES):
+    start, stop = np.uint64(bounds[0]), np.uint64(bounds[1])
+    for chunk in range(start, stop, _CHUNK):
+        end = min(chunk + _CHUNK, stop)
+        whole = end - (end - chunk) % _LANES
+        for block in range(chunk, whole, _LANES):
             _prefetch_block(old, block)
             _prefetch_block(new, block)
             found = _write_set_bits(unequal(old, new, block), np.uint64(block), positions, found)

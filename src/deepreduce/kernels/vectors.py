@@ -37,8 +37,8 @@ def _unequal(typing: Any, left: Any, right: Any, at: Any) -> Any:
 unequal: Any = intrinsic(_unequal)
 
 
-def _repeat(builder: Any, vector: Any, number: Any) -> Any:
-    """A vector of the type of this one with one number in all places."""
+def _broadcast(builder: Any, vector: Any, number: Any) -> Any:
+    """Return a vector of this type with one number in all lanes."""
     first = builder.insert_element(ir.Constant(vector, ir.Undefined), number, ir.IntType(32)(0))
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count))
 
@@ -48,7 +48,7 @@ def _count_up_to(typing: Any, array: Any, at: Any, limit: Any) -> Any:
 
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         found = _load(context, builder, array, arguments[0], arguments[1], SPAN)
-        limits = _repeat(builder, found.type, arguments[2])
+        limits = _broadcast(builder, found.type, arguments[2])
         passed = builder.bitcast(builder.icmp_unsigned("<=", found, limits), ir.IntType(SPAN))
         return builder.trunc(builder.ctpop(passed), ir.IntType(64))
 
@@ -64,7 +64,7 @@ def _count_with_bit(typing: Any, array: Any, at: Any, bit: Any) -> Any:
     def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         found = _load(context, builder, array, arguments[0], arguments[1], FEW)
         number = arguments[2] if found.type.element.width == 64 else builder.trunc(arguments[2], found.type.element)
-        with_bit = builder.icmp_unsigned("!=", builder.and_(found, _repeat(builder, found.type, number)), ir.Constant(found.type, None))
+        with_bit = builder.icmp_unsigned("!=", builder.and_(found, _broadcast(builder, found.type, number)), ir.Constant(found.type, None))
         return builder.zext(builder.ctpop(builder.bitcast(with_bit, ir.IntType(FEW))), ir.IntType(64))
 
     return types.uint64(array, at, types.uint64), emit
@@ -86,7 +86,7 @@ leading_zeros: Any = intrinsic(_leading_zeros)
 
 
 def _prefetch(write: int) -> Any:
-    """A step that asks for the cache line of array[at], to read or to write it."""
+    """Return an intrinsic that prefetches the cache line of array[at], to read or to write it."""
 
     def prefetch(typing: Any, array: Any, at: Any) -> Any:
         def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -48,9 +48,8 @@ class Capture:
 class LocalTraining:
     """The parameters of one rank between two syncs.
 
-    `anchors` holds every tensor as it was after the last sync, in the accumulation dtype, the same on all ranks. A tensor that has none, or
-    one of another shape, counts from zero: all ranks get the mean of its values, which is its anchor then. `steps` counts the local steps
-    since the last sync.
+    `anchors` holds every tensor as it was after the last sync, in the accumulation dtype, the same on all ranks. A tensor without an
+    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync.
 
     >>> from deepreduce.step.policy import policy_of
     >>> from deepreduce.step.residual import ResidualMemory
@@ -129,8 +128,10 @@ class LocalTraining:
         """Subtract the mean changes from the anchors, and write these over the tensors, in place."""
         for name, mean in means.items():
             arrays, tensor = arrays_of(tensors[name]), tensors[name]
-            self.anchors[name] = arrays.add_scaled(self._anchor_or_zeros(name, tensor), [(mean, -1.0)])
-            arrays.assign_(tensor, self.anchors[name])
+            moved = arrays.add_scaled(self._anchor_or_zeros(name, tensor), [(mean, -1.0)])
+            if name in self.anchors:
+                self.anchors[name] = moved
+            arrays.assign_(tensor, moved)
 
     def reset_to_anchor_(self, name: str, tensor: Array) -> None:
         """Write the anchor over a tensor, in place."""
@@ -165,8 +166,7 @@ class LocalTraining:
         return arrays.add_scaled(start, [(arrays.to_accumulation_dtype(tensor), -1.0)])
 
     def _anchor_or_zeros(self, name: str, tensor: Array) -> Array:
-        anchor = self.anchors.get(name)
-        return arrays_of(tensor).zeros(tensor) if anchor is None or anchor.shape != tensor.shape else anchor
+        return self.anchors[name] if name in self.anchors else arrays_of(tensor).zeros(tensor)
 
 
 def _accumulation_copy(tensor: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from typing import Protocol, runtime_checkable
 
 from ..errors import ConfigError
@@ -51,9 +51,9 @@ def policy_of(spec: Spec, small_numel: int) -> Policy | ByStep:
     return spec
 
 
-def policy_at(policy: Policy | ByStep | Except, step: int) -> Policy:
+def policy_at(policy: Policy | ByStep | ExceptDense, step: int) -> Policy:
     """Return the policy of a step."""
-    return policy.at(step) if isinstance(policy, ByStep | Except) else policy
+    return policy.at(step) if isinstance(policy, ByStep | ExceptDense) else policy
 
 
 def title(policy: Spec | ByStep) -> str:
@@ -111,28 +111,27 @@ class ByStep:
 
 
 @dataclass(frozen=True)
-class Except:
-    """Another policy for all tensors but those named, which have a codec of their own.
+class ExceptDense:
+    """Another policy for all tensors but those named, which travel as they are.
 
     >>> import numpy as np
     >>> from deepreduce.source import as_source
-    >>> policy = Except(policy_of("topr:0.01/raw/raw", 0), frozenset({"norm.running_mean"}), parse("dense")).at(step=0)
+    >>> policy = ExceptDense(policy_of("topr:0.01/raw/raw", 0), frozenset({"norm.running_mean"})).at(step=0)
     >>> [str(policy.codec_for(name, as_source(np.ones(9)))) for name in ("weight", "norm.running_mean")]
     ['topr:0.01/raw/raw', 'none/all/raw']
     """
 
     policy: Policy | ByStep
     names: frozenset[str]
-    codec: DeepReduce
 
     def __str__(self) -> str:
-        return f"{title(self.policy)} except {len(self.names)} by {self.codec}"
+        return f"{title(self.policy)} except {len(self.names)} dense"
 
-    def at(self, step: int) -> Except:
+    def at(self, step: int) -> ExceptDense:
         """Return the policy of this step."""
-        return replace(self, policy=policy_at(self.policy, step))
+        return ExceptDense(policy_at(self.policy, step), self.names)
 
     def codec_for(self, name: str, source: Source) -> DeepReduce:
         """Return the codec for this tensor; one that changes from step to step is asked by `at` before."""
         assert not isinstance(self.policy, ByStep)
-        return self.codec if name in self.names else self.policy.codec_for(name, source)
+        return _DENSE if name in self.names else self.policy.codec_for(name, source)

@@ -37,8 +37,8 @@ class LocalRecipe:
 
 
 GRADIENT_RECIPES = {"sgd": GradientRecipe("topr:0.01/rice/qsgd", warm_up_steps=500, momentum=0.9)}
-_FOR_ADAPTIVE = '"adam" is for AdamW and other adaptive optimizers too'
 LOCAL_RECIPES = {"adam": LocalRecipe("none/all/lloyd:2", every=10, outer_rate=0.7, outer_momentum=0.6)}
+_FOR_ADAPTIVE = '"adam" is for AdamW and other adaptive optimizers too'
 
 
 def gradient_recipe(name: str) -> GradientRecipe:

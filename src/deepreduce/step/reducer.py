@@ -123,7 +123,7 @@ class Reducer:
     average: bool = True
     """Whether gradients are averaged over the ranks, or summed."""
     threads: Threads = field(default=ONE_THREAD, repr=False, compare=False)
-    """What shares the tensors of a bucket; who makes a reducer closes them."""
+    """Threads that divide the tensors of a bucket; the creator of the reducer closes them."""
     _tags: dict[Any, tuple[list[Shape], FrameTag]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def reduce(self, bucket: Bucket, memory: ErrorFeedback, transport: Transport) -> tuple[list[Gradient], StepStats]:
@@ -253,7 +253,7 @@ _SHAPE = attrgetter("shape")
 
 
 def _compensated(memory: ResidualMemory | None, names: Sequence[str], gradients: Sequence[Gradient], part: slice) -> list[Compensated]:
-    """A part of the gradients plus their residuals. An error names the gradient.
+    """Return the gradients of a range plus their residuals. An error names the gradient.
 
     Frameworks drop the mean of a parameter that was not used, so its residual must stay here.
     """

@@ -214,7 +214,7 @@ class Stats:
         for name, part in dearest[:rows]:
             table.add_row(name, *_cells(part.dense_bytes, part.message_bytes, part.ratio, part.bits_per_index, part.bits_per_value))
         if len(dearest) > rows:
-            table.add_row(f"{len(dearest) - rows} more that cost less")
+            table.add_row(f"{len(dearest) - rows} more")
         table.add_section()
         table.add_row(
             "all, with headers", *_cells(last.dense_bytes, last.message_bytes, last.ratio, last.bits_per_index, last.bits_per_value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, TypeVar
@@ -32,13 +32,13 @@ class Threads:
     """
 
     def __init__(self, count: int = 1) -> None:
-        self._asked = natural(count, "threads")
-        if self._asked < 1:
+        self._requested = natural(count, "threads")
+        if self._requested < 1:
             raise ConfigError(f"threads is an int of at least 1, got {shown(count)}")
-        self._workers = [Worker(f"deepreduce thread {number}") for number in range(1, min(self._asked, len(usable_cores())))]
+        self._workers = [Worker(f"deepreduce thread {number}") for number in range(1, min(self._requested, len(usable_cores())))]
 
     def __reduce__(self) -> tuple[type[Threads], tuple[int]]:
-        return Threads, (self._asked,)
+        return Threads, (self._requested,)
 
     def __len__(self) -> int:
         return 1 + len(self._workers)
@@ -52,14 +52,17 @@ class Threads:
         if not self._workers or len(tensors) < 2 or not all(map(_is_on_host, tensors)):
             return list(work(slice(None)))
         own, *others = ranges(list(map(_numel, tensors)), len(self))
-        begun = [worker.submit(partial(work, part)) for worker, part in zip(self._workers, others, strict=False)]
+        begun: list[Future[Sequence[T]]] = []
         try:
+            for worker, part in zip(self._workers, others, strict=False):
+                begun.append(worker.submit(partial(work, part)))
             results = [work(own)]
-            for part, promise in zip(others, begun, strict=True):
+            for number, part in enumerate(others):
                 # A thread that has not begun may be busy with another bucket: its range is not waited for, but done here.
-                results.append(work(part) if promise.cancel() else promise.result())
+                results.append(work(part) if begun[number].cancel() else begun[number].result())
         finally:
             wait([promise for promise in begun if not promise.cancel()])
+            begun.clear()  # an error refers to this frame: with its future it would keep the tensors alive
         return list(chain.from_iterable(results))
 
     def close(self) -> None:

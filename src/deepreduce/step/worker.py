@@ -41,7 +41,8 @@ class Worker:
         return promise
 
     def _is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()  # a process that was forked has none of the threads
+        thread = self._thread  # which `close` may take away
+        return thread is not None and thread.is_alive()  # a process that was forked has none of the threads
 
     def _start(self) -> None:
         if not self._is_running():  # else another thread has done it

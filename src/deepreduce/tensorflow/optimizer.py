@@ -45,7 +45,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     - `small_tensor_numel`: smaller tensors travel as they are.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
       others are made here: they save no bytes.
-    - `threads`: how many share the tensors that are encoded and decoded; at most as many as this process may use cores.
+    - `threads`: number of threads that encode and decode, at most as many as this process may use cores; results do not depend on it.
     - `seed`: of all that is drawn at random. `history`: steps of which `stats()` keeps the details.
     - `parameter_names`: for policies, errors, seeds and tables, in the order of the variables, all different; default their paths, numbered
       where they repeat. They are saved with the model, as paths change when Keras loads it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -20,12 +20,11 @@ from torch.optim import Optimizer
 
 from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
-from ..pipeline import parse
 from ..step.arrays import arrays_of
 from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint
 from ..step.local import Capture, LocalTraining, check_equal, digest
-from ..step.policy import BySize, Except, Spec, policy_at, policy_of, title
+from ..step.policy import BySize, ExceptDense, Spec, policy_at, policy_of, title
 from ..step.recipes import LOCAL_RECIPES, local_recipe
 from ..step.reducer import Reducer
 from ..step.residual import Gradient, ResidualMemory
@@ -44,7 +43,6 @@ from .views import view, wait_for
 
 _KEYS = {"exchange", "anchors", "steps", "outer", "pending"}
 _PENDING_KEYS = {"means", "values"}
-_BUFFER_CODEC = parse("nonzero/auto/raw")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -84,9 +82,8 @@ class LocalSteps:
     - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
       specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; what is given replaces its part.
-    - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync; what changed in them is sent exactly, so constant ones
-      cost nothing after the first sync. ``"keep"`` leaves each rank its own. Buffers that begin with an infinity (attention masks) are
-      always kept.
+    - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, uncompressed, ``"keep"`` leaves each rank its own.
+      Buffers that begin with an infinity (attention masks) are always kept.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
     - `topology`, `memory`, `small_tensor_numel`, `process_group`, `threads`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
 
@@ -143,15 +140,14 @@ class LocalSteps:
         self._model = unwrapped(model)
         self._optimizer = optimizer
         self._averaged = _averaged_buffers(self._model) if buffers == "mean" else frozenset()
-        policy = Except(policy_of(spec, small_tensor_numel), self._averaged, _BUFFER_CODEC)
+        policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
         shared = Threads(threads)
         reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel, threads=shared)
         self._parameters: dict[str, torch.nn.Parameter] = {}
         self._unchecked: list[str] = []
         self._outer = None if outer is None else Outer(outer)
         self._add_new_parameters()
-        if bytes_per_step is not None:
-            every = steps_within(bytes_per_step, replace(policy, codec=parse("dense")), self._tensors())
+        every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
         self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every)
         self._delay = natural(delay, "delay")
         if self._delay >= self.every:
@@ -215,7 +211,7 @@ class LocalSteps:
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
         self._add_new_parameters()
-        if not self._parameters.keys() <= self._training.anchors.keys():
+        if len(self._training.anchors) < len(self._parameters):
             self._unchecked += self._training.add_anchors({name: view(name, parameter) for name, parameter in self._parameters.items()})
 
     def _after_step(self, *_: Any) -> None:
@@ -471,7 +467,7 @@ def _float_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in plain_names(model.named_buffers()).items() if buffer.is_floating_point() and buffer.numel()}
 
 
-def _is_sparse(policy: Except) -> bool:
+def _is_sparse(policy: ExceptDense) -> bool:
     """Whether large tensors go by a sparsifier that leaves something out; unknown policies count as dense."""
     large = policy_at(policy.policy, 2**62)
     return isinstance(large, BySize) and not large.large.sparsifier.lossless

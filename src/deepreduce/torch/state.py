@@ -75,8 +75,8 @@ class DeepReduceState:
     - `never_slower`: time compressed steps, dense ones, dense ones in bfloat16 and, beside another topology, compressed ones by allgather,
       now and when the link changes, and send what is fastest; `stats().choice` says what and why. It depends on the clock: a run cannot be
       repeated bit by bit.
-    - `threads`: how many share the tensors of a bucket that is encoded or decoded, with the same bits; at most as many as this process may
-      use cores. For tensors in host memory. Default 1, as ranks often share a machine.
+    - `threads`: number of threads that encode and decode tensors in host memory, at most as many as this process may use cores; results do
+      not depend on it. Default 1, as ranks often share a machine.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange. `history`: steps of which `stats()` keeps the details.
 
     A state can be pickled and copied, before and between steps; the copy opens connections of its own. `close()`, or leaving a ``with``,

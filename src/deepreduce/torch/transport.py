@@ -39,12 +39,12 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
 @cache
 def without_group() -> SingleRank:
     """Return the transport of a process without a process group. Warns once if a launcher started several, as these would train apart."""
-    processes = os.environ.get("WORLD_SIZE", "1")
+    processes = os.environ.get("WORLD_SIZE") or "1"
     if processes != "1":
         warn(
             f"WORLD_SIZE is {processes}, but there is no process group, so that every process trains by itself: "
-            "call torch.distributed.init_process_group before",
-            stacklevel=2,
+            "call torch.distributed.init_process_group first",
+            stacklevel=4,
         )
     return SingleRank()
 

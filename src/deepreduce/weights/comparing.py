@@ -138,9 +138,9 @@ class Comparison:
         positions, codes, flip = self._positions, self._codes.view(kind.unsigned), np.uint64(kind.flip)
         count, block = 0, BLOCK_BYTES // kind.itemsize
         for start in range(0, old.size, block):
-            span = start, min(start + block, old.size)
-            after = kernels.steps.find(old, new, span, flip, positions, codes, count)
-            states.update(old[slice(*span)], new[slice(*span)], equal=after == count)
+            bounds = start, min(start + block, old.size)
+            after = kernels.steps.find(old, new, bounds, flip, positions, codes, count)
+            states.update(old[slice(*bounds)], new[slice(*bounds)], equal=after == count)
             count = after
         return positions[:count].copy(), codes[:count].copy()
 
