@@ -335,7 +335,21 @@ def test_too_little_text_is_refused(tmp_path):
 # Methods
 
 
-@pytest.mark.parametrize("method", ["local", "local:0", "local:x", "local:5,rate=1", "updates:3", "dgc", "averages", "local:5,outer"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "local",
+        "local:0",
+        "local:x",
+        "local:5,rate=1",
+        "updates:3",
+        "dgc",
+        "averages",
+        "local:5,outer",
+        "local:5,warmup=1.5",
+        "local:5,warmup=-1",
+    ],
+)
 def test_unknown_methods_say_what_there_is(method):
     with pytest.raises(ConfigError, match=r"a method is gradients .* or local:EVERY"):
         method_text(method, "topr:0.01/rice/qsgd")
@@ -365,4 +379,5 @@ def test_an_outer_optimizer_is_for_codecs_that_keep_all_values():
     assert MethodSpec.parse("local:4 none/all/lloyd:2").outer is None
     assert MethodSpec.parse("local:10 topr:0.1/rice/qsgd").outer is None
     assert MethodSpec.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
+    assert MethodSpec.parse("local:10,warmup=40 none/all/lloyd:2") == MethodSpec("local", "none/all/lloyd:2", 10, (0.7, 0.6), 40)
     assert MethodSpec.parse("dgc:400 topr:0.1/rice/qsgd") == MethodSpec("dgc", "topr:0.1/rice/qsgd", 400)

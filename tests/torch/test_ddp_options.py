@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from deepreduce.step.trial import Trial
 from deepreduce.torch import DeepReduceState, deepreduce_hook, noop_hook
 
 from .ranks import run_ranks
@@ -32,8 +33,13 @@ class Branches(torch.nn.Module):
 
 
 def with_hook(model, spec="none/all/raw", **options):
+    """The model under DDP; the spec "never_slower" sends all values, in the first four steps by a codec, in the others by an allreduce."""
     model = DistributedDataParallel(model, **options)
-    if spec:
+    if spec == "never_slower":
+        state = DeepReduceState("none/all/raw", small_tensor_numel=16, never_slower=True)
+        state._trial = Trial(modes=("compressed", "dense"))
+        model.register_comm_hook(state, deepreduce_hook)
+    elif spec:
         model.register_comm_hook(DeepReduceState(spec, small_tensor_numel=16), deepreduce_hook)
     return model
 
@@ -48,15 +54,15 @@ def branches(rank, spec):
     return flat(model)
 
 
-def accumulated(rank, spec):
+def accumulated(rank, spec, set_to_none=True):
     model = with_hook(network(), spec)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(4):
+    for step in range(6):
         with model.no_sync():
             torch.nn.functional.cross_entropy(model(batch(rank, 2 * step)[0]), batch(rank, 2 * step)[1]).backward()
         torch.nn.functional.cross_entropy(model(batch(rank, 2 * step + 1)[0]), batch(rank, 2 * step + 1)[1]).backward()
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none)
     return flat(model)
 
 
@@ -71,21 +77,39 @@ def with_options(rank, spec):
     found = []
     for options in OPTIONS:
         model = with_hook(network(), spec, **options)
-        train(rank, model, 4)
+        train(rank, model, 6)
         found.append(flat(model))
     return found
 
 
 def every_way(rank):
     return [
-        (*with_options(rank, spec), branches(rank, spec), accumulated(rank, spec), uneven(rank, spec)) for spec in (None, "none/all/raw")
+        [
+            *with_options(rank, spec),
+            branches(rank, spec),
+            accumulated(rank, spec),
+            accumulated(rank, spec, set_to_none=False),
+            uneven(rank, spec),
+        ]
+        for spec in (None, "none/all/raw", "never_slower")
     ]
 
 
 def test_options_of_ddp():
-    for plain, uncompressed in run_ranks(every_way, 2):
-        for one, other in zip(plain, uncompressed, strict=True):
-            assert torch.equal(one, other)
+    for plain, *hooked in run_ranks(every_way, 2):
+        for found in hooked:
+            for one, other in zip(plain, found, strict=True):
+                assert torch.equal(one, other)
+
+
+def shared_storages(rank):
+    model = with_hook(network(), "never_slower")
+    train(rank, model, 6)
+    return len({parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()})
+
+
+def test_with_never_slower_gradients_are_views_of_one_buffer():
+    assert run_ranks(shared_storages, 2) == [1, 1]
 
 
 def compressed_ways(rank):

@@ -327,6 +327,39 @@ def test_steps_that_a_scaler_skips_count():
     assert "step" not in vars(scaler)
 
 
+# Warm-up
+
+
+def warming_up(rank, delay):
+    """The syncs after every step, with a checkpoint that another run goes on from in mid-warm-up, and the parameters of both."""
+    model = network()
+    optimizer, syncs = adamw(model), []
+    local = LocalSteps(model, optimizer, LOW_BITS, 4, warmup=3, delay=delay, small_tensor_numel=16)
+    for step in range(12):
+        train(rank, model, optimizer, 1, start=step)
+        syncs.append(local.syncs)
+        if step == 1:
+            checkpoint = saved(model=model, optimizer=optimizer, local=local)
+    local.sync()
+
+    again = network()
+    again_optimizer = adamw(again)
+    again_local = LocalSteps(again, again_optimizer, LOW_BITS, 4, warmup=3, delay=delay, small_tensor_numel=16)
+    loaded(checkpoint, again, again_optimizer, again_local)
+    train(rank, again, again_optimizer, 10, start=2)
+    again_local.sync()
+    return syncs, flat(model), flat(again)
+
+
+@pytest.mark.parametrize(("delay", "expected"), [(0, [1, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5]), (2, [1, 2, 3, 3, 3, 3, 3, 3, 4, 4, 4, 4])])
+def test_the_steps_of_the_warmup_each_end_with_a_sync(delay, expected):
+    results = run_ranks(warming_up, 2, delay)
+    for syncs, straight, resumed in results:
+        assert syncs == expected
+        assert torch.equal(straight, resumed)
+    assert same_on_all([straight for _, straight, _ in results])
+
+
 # A run that is interrupted
 
 
@@ -484,6 +517,7 @@ def test_a_rank_that_diverged_is_told_of_on_all():
         ({"spec": None}, "give a spec, or a recipe: adam"),
         ({"spec": None, "recipe": "sgd"}, "recipes for local steps are adam, got 'sgd': DeepReduceState"),
         ({"every": 0}, "every is"),
+        ({"warmup": -1}, "warmup"),
         ({"every": 5, "bytes_per_step": 100}, "give every, or bytes_per_step"),
         ({"bytes_per_step": 0}, "above 0"),
         ({"spec": "nonzero/auto/qsgd", "bytes_per_step": 100}, "depends on the values"),

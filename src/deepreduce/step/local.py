@@ -49,7 +49,8 @@ class LocalTraining:
     """The parameters of one rank between two syncs.
 
     `anchors` holds every tensor as it was after the last sync, in the accumulation dtype, the same on all ranks. A tensor without an
-    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync.
+    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync. The first `warmup`
+    syncs come after every step.
 
     >>> from deepreduce.step.policy import policy_of
     >>> from deepreduce.step.residual import ResidualMemory
@@ -77,9 +78,10 @@ class LocalTraining:
     anchors: dict[str, Array] = field(default_factory=dict)
     steps: int = 0
     syncs: int = 0
+    warmup: int = 0
 
     def __post_init__(self) -> None:
-        self.every = natural(self.every, "every")
+        self.every, self.warmup = natural(self.every, "every"), natural(self.warmup, "warmup")
         if self.every < 1:
             raise ConfigError(f"every is a number of steps, at least 1; got {shown(self.every)}")
 
@@ -93,7 +95,12 @@ class LocalTraining:
     def is_due(self) -> bool:
         """Count one local step and return whether the ranks synchronize after it."""
         self.steps += 1
-        return self.steps >= self.every
+        return self.is_warming_up or self.steps >= self.every
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the ranks synchronize after every step still."""
+        return self.syncs < self.warmup
 
     def sync(self, tensors: Mapping[str, Array], transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
         """Return the mean over all ranks of ``anchor - tensor``, the same everywhere, and what it cost. No tensor is changed yet.

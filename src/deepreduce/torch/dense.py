@@ -27,17 +27,20 @@ def all_reduce(
     gradients: Sequence[torch.Tensor],
     last: bool,
     mode: SendMode = "dense",
+    out: torch.Tensor | None = None,
 ) -> Future[torch.Tensor]:
     """Return the mean over all ranks by the group's own allreduce, as the hooks that come with torch do it, with all residuals.
 
     `gradients` are those that may have a residual, by name. In mode ``"bf16"``, values of more than 16 bits travel as bfloat16: its
-    range is that of float32, so that nothing becomes infinite or zero on the way.
+    range is that of float32, so that nothing becomes infinite or zero on the way. The mean replaces the buffer, or goes to `out`.
     """
     sent = _flush(state, names, gradients)
     start, step = time.perf_counter(), state.step
     state.step += 1 if last else 0
+    size = rank_and_size(state.options.process_group)[1]
     travels = buffer.to(torch.bfloat16) if mode == "bf16" and _exceeds_16_bits(buffer) else buffer
-    size, summed = _all_reduced(travels, state.options.process_group)
+    travels = travels.div_(size) if out is None else torch.div(travels, size, out=out)
+    summed = _all_reduced(travels, state.options.process_group)
 
     def count(reduced: Future[list[torch.Tensor]]) -> torch.Tensor:
         dense_bytes, message_bytes = (each.numel() * each.element_size() for each in (buffer, travels))
@@ -47,7 +50,7 @@ def all_reduce(
         mean = reduced.value()[0]
         if sent and _is_finite(mean):  # a step with NaN or Inf in it is skipped
             drop_residuals(state.memory, sent)
-        return mean if travels is buffer else buffer.copy_(mean)
+        return mean if mean.dtype == buffer.dtype else buffer.copy_(mean)
 
     reduced: Future[torch.Tensor] = summed.then(count)
     return reduced
@@ -76,11 +79,11 @@ def _is_finite(mean: torch.Tensor) -> bool:
     return bool(torch.isfinite(values).all())
 
 
-def _all_reduced(buffer: torch.Tensor, group: dist.ProcessGroup | None) -> tuple[int, Future[list[torch.Tensor]]]:
-    """The number of ranks, and their mean when it is there."""
+def _all_reduced(buffer: torch.Tensor, group: dist.ProcessGroup | None) -> Future[list[torch.Tensor]]:
+    """Return the sum over all ranks, in place, when it is there."""
     if not dist.is_initialized():
         alone: Future[list[torch.Tensor]] = Future()
         alone.set_result([buffer])
-        return 1, alone
-    size = dist.get_world_size(group)
-    return size, dist.all_reduce(buffer.div_(size), group=group, async_op=True).get_future()
+        return alone
+    summed: Future[list[torch.Tensor]] = dist.all_reduce(buffer, group=group, async_op=True).get_future()
+    return summed

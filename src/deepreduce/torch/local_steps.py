@@ -72,6 +72,8 @@ class LocalSteps:
     - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
     - `every`: steps between two syncs; default 1.
+    - `warmup`: the first steps, after each of which there is a sync, without delay; default 0. While the parameters change fast, steps
+      apart cost quality.
     - `outer`: None, the default without a recipe, applies the mean. An optimizer of the same parameters, or what makes one of a list of
       parameters, takes a step from the last sync with the mean change as gradient, such as
       ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
@@ -105,6 +107,7 @@ class LocalSteps:
         every: int | None = None,
         outer: OuterOptimizer | Literal[_Given.NOT] | None = _Given.NOT,
         *,
+        warmup: int = 0,
         delay: int = 0,
         bytes_per_step: float | None = None,
         recipe: str | None = None,
@@ -148,13 +151,14 @@ class LocalSteps:
         self._outer = None if outer is None else Outer(outer)
         self._add_new_parameters()
         every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
-        self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every)
+        self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every, warmup=warmup)
         self._delay = natural(delay, "delay")
         if self._delay >= self.every:
             raise ConfigError(f"delay is a number of steps below every, which is {self.every}; got {delay}")
         self._worker = Worker("deepreduce exchange")
         self._pending: _Pending | None = None
-        self._title = f"{title(spec)}, every {self.every}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
+        self._title = f"{title(spec)}, every {self.every}"
+        self._title += f"{f', warmup {warmup}' if warmup else ''}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
         self._stats, self._process_group, self._timeout = Stats(history), process_group, timeout
         self._transport: Transport | None = None
         self._steps_seen = 0
@@ -219,7 +223,7 @@ class LocalSteps:
         due = self._training.is_due()
         if self._training.steps >= self._delay:
             self._finish()
-        if due and self._delay:
+        if due and self._delay and not self._training.is_warming_up:
             self._begin()
         elif due:
             self.sync()

@@ -13,7 +13,8 @@ Kind = Literal["gradients", "dgc", "local"]
 
 METHODS = (
     "gradients (compressed by a DDP hook), dgc:STEPS (the same with momentum correction, and density warm-up over STEPS steps), updates "
-    "(compressed changes after every optimizer step) or local:EVERY[,outer=RATE][,momentum=M] (changes after EVERY steps)"
+    "(compressed changes after every optimizer step) or local:EVERY[,warmup=STEPS][,outer=RATE][,momentum=M] (changes after EVERY "
+    "steps, and after each of the first STEPS)"
 )
 _OUTER = (0.7, 0.6)
 _OUTER_FROM = 10  # with fewer steps between syncs its momentum adds to that of the inner optimizer, and does harm
@@ -21,13 +22,15 @@ _OUTER_FROM = 10  # with fewer steps between syncs its momentum adds to that of 
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """One run of a plan. `steps` are those of the warm-up or between syncs, `outer` is the rate and the Nesterov momentum.
+    """One run of a plan. `steps` are those of dgc's warm-up or between syncs, `outer` is the rate and the Nesterov momentum.
+
+    `warmup` are the first steps of local ones, after each of which there is a sync.
 
     As text: the codec alone for gradients, else the method before it. Ten and more local steps of codecs that keep all values have an
     outer optimizer unless it is given, others none.
 
     >>> MethodSpec.parse("local:10 none/all/lloyd:2")
-    MethodSpec(kind='local', spec='none/all/lloyd:2', steps=10, outer=(0.7, 0.6))
+    MethodSpec(kind='local', spec='none/all/lloyd:2', steps=10, outer=(0.7, 0.6), warmup=0)
     >>> MethodSpec.parse("updates topr:0.01/rice/qsgd").outer is None
     True
     """
@@ -36,6 +39,7 @@ class MethodSpec:
     spec: str
     steps: int = 1
     outer: tuple[float, float] | None = None
+    warmup: int = 0
 
     @classmethod
     def parse(cls, text: str) -> MethodSpec:
@@ -51,8 +55,10 @@ class MethodSpec:
                 return cls("local", spec)
             if name == "dgc" and not given and int(first) > 0:
                 return cls("dgc", spec, int(first))
-            if name == "local" and int(first) > 0 and given.keys() <= {"outer", "momentum"}:
-                return cls("local", spec, int(first), _outer(spec, int(first), given))
+            if name == "local" and int(first) > 0 and given.keys() <= {"outer", "momentum", "warmup"}:
+                warmup = given.pop("warmup", 0.0)
+                if warmup >= 0 and warmup.is_integer():
+                    return cls("local", spec, int(first), _outer(spec, int(first), given), int(warmup))
         except ValueError as error:
             raise ConfigError(f"a method is {METHODS}; got {method!r}") from error
         raise ConfigError(f"a method is {METHODS}; got {method!r}")

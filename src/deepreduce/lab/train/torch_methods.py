@@ -103,6 +103,7 @@ class Changes(Method):
             method.spec,
             method.steps,
             partial(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0) if method.outer else None,
+            warmup=method.warmup,
             topology=Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
             memory=plan.memory,  # type: ignore[arg-type]
             small_tensor_numel=plan.small,
