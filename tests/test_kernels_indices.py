@@ -100,20 +100,22 @@ def test_gaps_unpack_sees_sums_far_beyond_the_end(width):
     assert gaps.unpack(packed, 8 * packed.size - 64, 6, 2**56, np.empty(192, np.uint64)) == codes.BEYOND_LIMIT
 
 
-@given(numbers=number_lists, merged=st.integers(1, 5))
+@given(numbers=number_lists, times=st.integers(1, 5))
 @settings(max_examples=40, deadline=None)
-def test_rice_parameters(numbers, merged):
+def test_rice_parameters(numbers, times):
     ks = max(numbers).bit_length() + 1
     padded = numbers + [0] * (-len(numbers) % rice.FINEST)
     expected = [[sum(number >> k for number in part) for k in range(ks)] for part in blocks_of(padded, rice.FINEST)]
     for dtype in [np.uint16, np.uint64] if ks <= 17 else [np.uint64]:
         quotients = rice.quotients(np.array(padded, dtype), ks)
         assert quotients.tolist() == expected
-    parameters, low_bits, unary_bits = rice.cheapest(quotients, merged, len(numbers))
-    costs = [[sum(k + 1 + (number >> k) for number in part) for k in range(ks)] for part in blocks_of(numbers, rice.FINEST * merged)]
+    merged, block = rice.merged(quotients, times), rice.FINEST * times
+    assert merged.tolist() == [[sum(number >> k for number in part) for k in range(ks)] for part in blocks_of(numbers, block)]
+    parameters, low_bits, unary_bits = rice.cheapest(merged, block, len(numbers))
+    costs = [[sum(k + 1 + (number >> k) for number in part) for k in range(ks)] for part in blocks_of(numbers, block)]
     assert parameters.tolist() == [cost.index(min(cost)) for cost in costs]
     assert low_bits + unary_bits == sum(min(cost) for cost in costs)
-    assert low_bits == sum(k * len(part) for k, part in zip(parameters.tolist(), blocks_of(numbers, rice.FINEST * merged), strict=True))
+    assert low_bits == sum(k * len(part) for k, part in zip(parameters.tolist(), blocks_of(numbers, block), strict=True))
 
 
 def rice_streams(numbers, parameters, block):

@@ -44,26 +44,32 @@ def quotients(numbers: NDArray[Any], count: int) -> NDArray[np.int64]:
 
 
 @kernel
-def cheapest(quotients: NDArray[np.int64], merged: int, count: int) -> tuple[Parameters, int, int]:
-    """The best parameter for each `merged` blocks of `quotients` together, and the low and the unary bits of all `count` numbers.
+def merged(quotients: NDArray[np.int64], times: int) -> NDArray[np.int64]:
+    """The sums of `times` blocks each; the last ones may be fewer."""
+    rows, widths = quotients.shape
+    out = np.zeros(((rows + times - 1) // times, widths), np.int64)
+    for b in range(np.uint64(rows)):
+        for k in range(np.uint64(widths)):
+            out[b // np.uint64(times), k] += quotients[b, k]
+    return out
+
+
+@kernel
+def cheapest(quotients: NDArray[np.int64], block: int, count: int) -> tuple[Parameters, int, int]:
+    """The best parameter for each block of `block` numbers, and the low and the unary bits of all `count` numbers.
 
     The bits that one more in the parameter saves never increase with it: the first one that saves none ends the search.
     """
-    parameters = np.empty((quotients.shape[0] + merged - 1) // merged, np.uint8)
-    sums = np.empty(quotients.shape[1], np.int64)
+    parameters = np.empty(quotients.shape[0], np.uint8)
     low_bits = unary_bits = 0
     for b in range(parameters.size):
-        sums[:] = 0
-        for row in range(b * merged, min(quotients.shape[0], (b + 1) * merged)):
-            for k in range(sums.size):
-                sums[k] += quotients[row, k]
-        size = min(merged * FINEST, count - b * merged * FINEST)
+        size = min(block, count - b * block)
         best = 0
-        while best + 1 < sums.size and sums[best + 1] + size < sums[best]:
+        while best + 1 < quotients.shape[1] and quotients[b, best + 1] + size < quotients[b, best]:
             best += 1
         parameters[b] = best
         low_bits += best * size
-        unary_bits += sums[best] + size
+        unary_bits += quotients[b, best] + size
     return parameters, low_bits, unary_bits
 
 
@@ -96,15 +102,19 @@ def plan(numbers: Numbers) -> tuple[int, Parameters, int, int]:
         table = quotients(_padded(numbers, np.zeros(blocks * FINEST, np.uint16)), widths)
     else:
         table = quotients(_padded(numbers, np.zeros(blocks * FINEST, np.uint64)), widths)
-    best_shift = 0
-    best, best_low, best_unary = cheapest(table, blocks, numbers.size)
-    best_bytes = 1 + ceil8(best_low + best_unary)
+    best_shift, best_bytes, shift_before = 0, numbers.size * 64, BLOCK_SHIFTS[0]
+    best, best_low, best_unary = np.empty(0, np.uint8), 0, 0
     for shift in BLOCK_SHIFTS:
         if numbers.size > 1 << shift:
-            parameters, low, unary = cheapest(table, 1 << shift - BLOCK_SHIFTS[0], numbers.size)
+            table = merged(table, 1 << shift - shift_before) if shift > shift_before else table
+            parameters, low, unary = cheapest(table, 1 << shift, numbers.size)
             size_bytes = 1 + ceil8(PARAMETER_BITS * parameters.size) + ceil8(low + unary)
             if size_bytes < best_bytes:
                 best_shift, best, best_low, best_unary, best_bytes = shift, parameters, low, unary, size_bytes
+            shift_before = shift
+    parameters, low, unary = cheapest(merged(table, table.shape[0]), numbers.size, numbers.size)
+    if 1 + ceil8(low + unary) <= best_bytes:
+        best_shift, best, best_low, best_unary = 0, parameters, low, unary
     return best_shift, best, best_low, best_unary
 
 

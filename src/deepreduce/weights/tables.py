@@ -22,8 +22,7 @@ _WEIGHTS = np.array([0, *(round(2 ** (8 + level / 4)) for level in range(_TOP_LE
 def levels_of(counts: Counts) -> NDArray[np.uint8]:
     """The level of each symbol: 0 where it does not occur, up to 49 for one that has all. Each row of counts is a table of its own."""
     total = np.maximum(counts.sum(-1, keepdims=True), 1)
-    with np.errstate(divide="ignore"):
-        levels = np.rint(4 * (np.log2(counts) + _TOTAL_BITS - np.log2(total))) + 1
+    levels = np.rint(4 * (np.log2(np.maximum(counts, 1)) + _TOTAL_BITS - np.log2(total))) + 1
     return np.where(counts > 0, np.clip(levels, 1, _TOP_LEVEL), 0).astype(np.uint8)
 
 
