@@ -46,11 +46,12 @@ def quotients(numbers: NDArray[Any], count: int) -> NDArray[np.int64]:
 @kernel
 def merged(quotients: NDArray[np.int64], times: int) -> NDArray[np.int64]:
     """The sums of `times` blocks each; the last ones may be fewer."""
-    rows, widths = quotients.shape
-    out = np.zeros(((rows + times - 1) // times, widths), np.int64)
-    for b in range(np.uint64(rows)):
-        for k in range(np.uint64(widths)):
-            out[b // np.uint64(times), k] += quotients[b, k]
+    rows, widths = np.uint64(quotients.shape[0]), np.uint64(quotients.shape[1])
+    out = np.zeros(((quotients.shape[0] + times - 1) // times, quotients.shape[1]), np.int64)
+    for b in range(np.uint64(out.shape[0])):
+        for row in range(b * np.uint64(times), min(rows, (b + _1) * np.uint64(times))):
+            for k in range(widths):
+                out[b, k] += quotients[row, k]
     return out
 
 
@@ -80,11 +81,13 @@ def ceil8(bits: int) -> int:
 
 
 @inline
-def _padded(numbers: Numbers, zeros: NDArray[Any]) -> NDArray[Any]:
-    """The numbers in the first of these zeros."""
+def _copied(numbers: Numbers, out: NDArray[Any]) -> np.uint64:
+    """Copy the numbers to the first of `out`, cut to its bits; returns the bits that they use."""
+    used = _0
     for i in range(np.uint64(numbers.size)):
-        zeros[i] = numbers[i]
-    return zeros
+        out[i] = numbers[i]
+        used |= numbers[i]
+    return used
 
 
 @kernel
@@ -93,15 +96,15 @@ def plan(numbers: Numbers) -> tuple[int, Parameters, int, int]:
 
     There must be a number.
     """
-    used = _0
-    for number in numbers:
-        used |= number
-    widths = 1 + bit_length(used)
     blocks = (numbers.size + FINEST - 1) // FINEST
-    if widths <= 1 + 16:  # eight times as many at once as of 64 bits
-        table = quotients(_padded(numbers, np.zeros(blocks * FINEST, np.uint16)), widths)
+    narrow = np.zeros(blocks * FINEST, np.uint16)  # eight times as many at once as of 64 bits
+    widths = 1 + bit_length(_copied(numbers, narrow))
+    if widths <= 1 + 16:
+        table = quotients(narrow, widths)
     else:
-        table = quotients(_padded(numbers, np.zeros(blocks * FINEST, np.uint64)), widths)
+        wide = np.zeros(blocks * FINEST, np.uint64)
+        _copied(numbers, wide)
+        table = quotients(wide, widths)
     best_shift, best_bytes, shift_before = 0, numbers.size * 64, BLOCK_SHIFTS[0]
     best, best_low, best_unary = np.empty(0, np.uint8), 0, 0
     for shift in BLOCK_SHIFTS:

@@ -98,11 +98,12 @@ def _moved_digest(patterns: Array, changes: Sequence[Changes], record: TensorRec
     state, flip, block = hasher(), np.uint64(record.kind.flip), BLOCK_BYTES // record.kind.itemsize
     for piece, positions, codes in changes:
         part = patterns[piece.start : piece.stop]
+        moved = part.view("u1").data
         starts = range(0, part.size, block)
         bounds = np.searchsorted(positions, np.array([*starts, part.size], np.uint32))
         for start, first, last in zip(starts, bounds, bounds[1:], strict=False):
             kernels.steps.move(part, positions[first:last], codes[first:last], flip)
-            state.update(part[start : start + block].view("u1").data)
+            state.update(moved[start * part.itemsize : (start + block) * part.itemsize])
     return bytes(state.digest())
 
 

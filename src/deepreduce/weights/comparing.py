@@ -136,11 +136,12 @@ class Comparison:
     def _find(self, old: Array, new: Array, kind: Kind, states: PairHasher) -> tuple[Array, Array]:
         """Where two pieces differ, and the codes of the steps. Both are hashed block by block, while they are in the cache."""
         positions, codes, flip = self._positions, self._codes.view(kind.unsigned), np.uint64(kind.flip)
+        old_bytes, new_bytes = old.view("u1").data, new.view("u1").data
         count, block = 0, BLOCK_BYTES // kind.itemsize
         for start in range(0, old.size, block):
-            bounds = start, min(start + block, old.size)
-            after = kernels.steps.find(old, new, bounds, flip, positions, codes, count)
-            states.update(old[slice(*bounds)], new[slice(*bounds)], equal=after == count)
+            after = kernels.steps.find(old, new, (start, min(start + block, old.size)), flip, positions, codes, count)
+            hashed = slice(start * kind.itemsize, (start + block) * kind.itemsize)
+            states.update(old_bytes[hashed], new_bytes[hashed], equal=after == count)
             count = after
         return positions[:count].copy(), codes[:count].copy()
 

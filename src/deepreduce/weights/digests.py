@@ -44,22 +44,22 @@ class PairHasher:
 
     >>> import numpy as np
     >>> both = PairHasher()
-    >>> both.update(np.uint8([1]), np.uint8([1]), equal=True)
-    >>> both.update(np.uint8([2]), np.uint8([3]), equal=False)
-    >>> (both.old.digest(), both.new.digest()) == (digest(np.uint8([1, 2])), digest(np.uint8([1, 3])))
+    >>> both.update(memoryview(b"1"), memoryview(b"1"), equal=True)
+    >>> both.update(memoryview(b"2"), memoryview(b"3"), equal=False)
+    >>> (both.old.digest(), both.new.digest()) == (digest(np.frombuffer(b"12", "u1")), digest(np.frombuffer(b"13", "u1")))
     True
     """
 
     def __init__(self) -> None:
         self.old = self.new = hasher()
 
-    def update(self, old: Array, new: Array, *, equal: bool) -> None:
-        """Add the next patterns of both."""
+    def update(self, old: memoryview, new: memoryview, *, equal: bool) -> None:
+        """Add the next bytes of both."""
         if self.new is self.old and not equal:
             self.new = self.old.copy()
-        self.old.update(old.view("u1").data)
+        self.old.update(old)
         if self.new is not self.old:
-            self.new.update(new.view("u1").data)
+            self.new.update(new)
 
 
 def model_digest(entries: Iterable[Entry]) -> bytes:

@@ -48,7 +48,7 @@ def read_symbols(reader: Reader, count: int) -> Symbols:
 def write_stream(symbols: Symbols, contexts: Symbols, levels: Sequence[Symbols]) -> bytes:
     """Symbols with the frequency levels of their contexts, which the reader has already."""
     states, words = np.empty(4, np.uint32), np.empty(symbols.size + 1, np.uint16)
-    first = kernels.rans.encode(symbols, contexts, np.stack([frequencies_of(each) for each in levels]), states, words)
+    first = kernels.rans.encode(symbols, contexts, frequencies_of(levels), states, words)
     coded = words[first:].astype("<u2", copy=False)
     return states.astype("<u4").tobytes() + varint(coded.size) + coded.tobytes()
 
@@ -60,7 +60,7 @@ def read_stream(reader: Reader, contexts: Symbols, levels: Sequence[Symbols]) ->
     words = np.zeros(size + 4, np.uint16)
     words[:size] = reader.array("<u2", size)
     out = np.empty(contexts.size, np.uint8)
-    table = kernels.rans.table_of(np.stack([frequencies_of(each) for each in levels]))
+    table = kernels.rans.table_of(frequencies_of(levels))
     if kernels.rans.decode(words, size, table, contexts, states, out) != size:
         raise CorruptError(f"{size} words do not hold {contexts.size} symbols exactly")
     return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -26,22 +27,22 @@ def levels_of(counts: Counts) -> NDArray[np.uint8]:
     return np.where(counts > 0, np.clip(levels, 1, _TOP_LEVEL), 0).astype(np.uint8)
 
 
-def frequencies_of(levels: NDArray[np.uint8]) -> Frequencies:
-    """Frequencies that add up to 2**12: at least 1 for every symbol with a level, and never all for one.
+def frequencies_of(tables: Sequence[NDArray[np.uint8]]) -> Frequencies:
+    """A row for each table of levels, that adds up to 2**12: at least 1 for every symbol with a level, and never all for one.
 
-    >>> frequencies_of(np.uint8([45, 45, 1]))[:4].tolist()
-    [2048, 2047, 1, 0]
+    >>> frequencies_of([np.uint8([45, 45, 1])])[:, :4].tolist()
+    [[2048, 2047, 1, 0]]
     """
-    weights = np.zeros(_SYMBOLS, np.int64)
-    weights[: levels.size] = _WEIGHTS[levels]
-    used = np.flatnonzero(weights)
-    if used.size < 2:
-        only = int(used[0]) if used.size else 0
-        weights[only], weights[(only + 1) % _SYMBOLS] = _WEIGHTS[-1], 1
-        used = np.flatnonzero(weights)
-    frequencies = np.zeros(_SYMBOLS, np.int64)
-    frequencies[used] = 1 + weights[used] * ((1 << _TOTAL_BITS) - used.size) // weights.sum()
-    frequencies[frequencies.argmax()] += (1 << _TOTAL_BITS) - frequencies.sum()
+    weights = np.zeros((len(tables), _SYMBOLS), np.int64)
+    for row, levels in zip(weights, tables, strict=True):
+        row[: levels.size] = _WEIGHTS[levels]
+        if np.count_nonzero(levels) < 2:
+            only = row.argmax()
+            row[only], row[(only + 1) % _SYMBOLS] = _WEIGHTS[-1], 1
+    used = weights > 0
+    shares = weights * ((1 << _TOTAL_BITS) - used.sum(1, keepdims=True)) // weights.sum(1, keepdims=True)
+    frequencies = np.where(used, 1 + shares, 0)
+    frequencies[np.arange(len(tables)), frequencies.argmax(1)] += (1 << _TOTAL_BITS) - frequencies.sum(1)
     return frequencies.astype(np.uint32)
 
 
