@@ -42,9 +42,9 @@ def record(spec, qualities, byte_count, seed=0, lower=True):
     )
 
 
-def outcome(records, **options):
+def outcome(records, target=None, **options):
     plan = Plan("text", "gpt", ("dense",), workers=2, batch=8, steps=40, evaluations=4, learning_rate=0.1, **options)
-    found = Outcome(plan, provenance())
+    found = Outcome(plan, provenance(), target=target)
     found.records += records
     return found
 
@@ -77,6 +77,15 @@ def test_a_shaped_link_is_measured():
     found = outcome([DENSE, QUICK], link="100mbit")
     assert found.columns()[2] == "as good as dense"
     assert found.rows()[1][2] == "3 s, 7.5 MB"
+
+
+def test_runs_are_timed_by_a_target_with_and_without_a_dense_run():
+    for records in ([QUICK, SLOW], [QUICK, SLOW, DENSE]):
+        found = outcome(records, target=2.5, link="100mbit")
+        assert found.columns()[2] == "as good as 2.5"
+        assert [row[2] for row in found.rows()][:2] == ["2 s, 5 MB", "4 s, 1 MB"]
+        assert [run["as_good_as_target"]["step"] for run in found.as_json()["runs"]][:2] == [20, 40]
+    assert outcome([QUICK], target=1.0).rows()[0][2] == "not reached"
 
 
 def test_losses_and_accuracies_are_told_as_such():

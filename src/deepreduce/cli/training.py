@@ -73,6 +73,7 @@ def add(commands: Any) -> None:
     train.add_argument("--seed", type=natural, default=0, help="of the weights, the order of the data and the codecs (default 0)")
     train.add_argument("--seeds", type=positive, default=1, metavar="N", help="train with N seeds and show mean and spread (default 1)")
     train.add_argument("--data", type=Path, metavar="PATH", help="folder of the official files of the task; for text, a file")
+    train.add_argument("--target", type=float, metavar="Q", help="say when runs reached this quality (default: that of dense at its end)")
     train.add_argument("--no-dense", action="store_true", help="leave out the dense run")
     _add_results(train)
     train.set_defaults(run=run_train)
@@ -95,7 +96,7 @@ def _add_results(command: argparse.ArgumentParser) -> None:
 
 def run_train(args: argparse.Namespace) -> None:
     """Train as asked."""
-    _conduct(_plan(args), args.json, args.report, args.seeds)
+    _conduct(_plan(args), args.json, args.report, args.seeds, args.target)
 
 
 def run_demo(args: argparse.Namespace) -> None:
@@ -168,7 +169,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     return plan
 
 
-def _conduct(plan: Plan, json_path: Path | None, report: Path | None, seeds: int = 1) -> None:
+def _conduct(plan: Plan, json_path: Path | None, report: Path | None, seeds: int = 1, target: float | None = None) -> None:
     from ..lab.report.charts import check_matplotlib
     from ..lab.report.provenance import provenance
     from ..lab.train.launcher import joins_others
@@ -180,7 +181,7 @@ def _conduct(plan: Plan, json_path: Path | None, report: Path | None, seeds: int
     if json_path and os.environ.get("RANK", "0") == "0":  # the others of torchrun write nothing
         output.check_writable(json_path)
     folder = output.make_folder(report) if report else None
-    outcome = Outcome(plan, provenance(), one_machine=not joins_others(), seeds=seeds)
+    outcome = Outcome(plan, provenance(), one_machine=not joins_others(), seeds=seeds, target=target)
     if not joins_others():
         read_data(plan)  # missing data is told here in one line, not by a worker's traceback
     train = _join if joins_others() else _launch

@@ -22,10 +22,15 @@ _DISTURBING_SHARE = 0.02
 
 
 class Outcome:
-    """A plan and the records of its runs, for each of its `seeds`; all workers on `one_machine`, or who knows where."""
+    """A plan and the records of its runs, for each of its `seeds`; all workers on `one_machine`, or who knows where.
 
-    def __init__(self, plan: Plan, origin: Mapping[str, Any], one_machine: bool = True, seeds: int = 1) -> None:
-        self.plan, self.origin, self.one_machine, self.seeds = plan, origin, one_machine, seeds
+    `target` is the quality that runs are timed by; None for that of the dense run at its end.
+    """
+
+    def __init__(
+        self, plan: Plan, origin: Mapping[str, Any], one_machine: bool = True, seeds: int = 1, target: float | None = None
+    ) -> None:
+        self.plan, self.origin, self.one_machine, self.seeds, self.target = plan, origin, one_machine, seeds, target
         self.records: list[RunRecord] = []
 
     def write_json(self, path: Path) -> None:
@@ -37,10 +42,11 @@ class Outcome:
         return {"plan": asdict(self.plan), "provenance": dict(self.origin), "runs": [self._run(record) for record in self.records]}
 
     def _run(self, record: RunRecord) -> dict[str, Any]:
-        dense = dense_run([each for each in self.records if each.seed == record.seed])
-        reached = None if dense is None else arrival(record, dense.quality, self.computed_rate)
+        goal = self._goal([each for each in self.records if each.seed == record.seed])
+        reached = None if goal is None else arrival(record, goal, self.computed_rate)
         numbers: dict[str, Any] = {"ratio": ratio(record), "relative_volume": record.relative_volume}
-        numbers["as_good_as_dense"] = None if reached is None else asdict(reached) | {"link": self.plan.link or self.computed_rate}
+        key = "as_good_as_dense" if self.target is None else "as_good_as_target"
+        numbers[key] = None if reached is None else asdict(reached) | {"link": self.plan.link or self.computed_rate}
         run = asdict(record) | numbers | {"versions": self.origin["versions"], "machine": self.origin["machine"]}
         if self.plan.link:
             run["link_seconds"] = link_seconds(record, self.plan.link)
@@ -49,20 +55,23 @@ class Outcome:
     def columns(self) -> list[str]:
         """Return the titles of the table."""
         metric = self.records[0].metric if self.records else "quality"
-        race = [f"as good as dense{self._on_a_link()}"] if self._goal() else []
+        goal = "dense" if self.target is None else f"{self.target:g}"
+        race = [f"as good as {goal}{self._on_a_link()}"] if self._goal(self.runs()) is not None else []
         times = ["seconds", "forward/backward", "encode/decode", "communication"]
         by_rate = ["bytes/rate"] if self.plan.link else []
         return ["codec", metric, *race, "relative volume", "bytes sent", "ratio", *times, *by_rate, "replicas"]
 
     def rows(self) -> list[list[str]]:
         """Return the table, one row per run, or one for the runs of all seeds."""
-        goal = self._goal()
+        goal = self._goal(self.runs())
         return [self._row(record, goal) for record in self.runs()]
 
-    def _goal(self) -> RunRecord | None:
-        """Return the dense run, if there is one that has a quality."""
-        dense = dense_run(self.runs())
-        return None if dense is None or isnan(dense.quality) else dense
+    def _goal(self, records: Sequence[RunRecord]) -> float | None:
+        """Return the quality that runs are timed by: the target, or that of the dense one of these records, if it has one."""
+        dense = dense_run(records)
+        if self.target is not None or dense is None or isnan(dense.quality):
+            return self.target
+        return dense.quality
 
     def runs(self) -> list[RunRecord]:
         """Return one record per spec: the mean over its seeds."""
@@ -82,7 +91,7 @@ class Outcome:
     def _on_a_link(self) -> str:
         return f" (at {self.computed_rate}, computed)" if self.computed_rate else ""
 
-    def _row(self, record: RunRecord, goal: RunRecord | None) -> list[str]:
+    def _row(self, record: RunRecord, goal: float | None) -> list[str]:
         seconds = record.seconds
         times = (seconds["total"], seconds["forward_backward"], seconds["encode"] + seconds["decode"], seconds["communication"])
         by_rate = [in_seconds(link_seconds(record, self.plan.link))] if self.plan.link else []
@@ -90,7 +99,7 @@ class Outcome:
         return [
             record.spec,
             self.quality(record),
-            *([] if goal is None else [str(arrival(record, goal.quality, self.computed_rate) or "not reached")]),
+            *([] if goal is None else [str(arrival(record, goal, self.computed_rate) or "not reached")]),
             f"{record.relative_volume:.4f}",
             in_bytes(record.bytes_sent),
             in_times(ratio(record)),
