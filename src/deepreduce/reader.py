@@ -144,15 +144,15 @@ class Reader:
         wanted = np.dtype(dtype)
         return np.frombuffer(self.take(wanted.itemsize * count), np.uint8).copy().view(wanted)
 
-    def packed(self, count: int, width_bits: int) -> NDArray[np.uint64]:
-        """`count` numbers of `width_bits` bits each, with zero bits up to the next byte.
+    def packed(self, count: int, width_bits: int, dtype: type[np.unsignedinteger[Any]] = np.uint64) -> NDArray[Any]:
+        """`count` numbers of `width_bits` bits each, which the dtype holds, with zero bits up to the next byte.
 
         >>> Reader(bytes.fromhex("2103")).packed(3, 4)
         array([1, 2, 3], dtype=uint64)
         """
         raw = self.take(kernels.bits.packed_bytes(count, width_bits))
         expect_padding(raw, count * width_bits)
-        return kernels.bits.unpack(raw, width_bits, count)
+        return kernels.bits.unpack(raw, width_bits, count, dtype)
 
     def expect_end(self) -> None:
         """Refuse bytes that nobody asked for."""

@@ -97,7 +97,7 @@ def write(numbers: Numbers, plan: RicePlan) -> bytes:
 def _front(plan: RicePlan) -> bytes:
     if plan.block_shift is None:
         return bytes((int(plan.parameters[0]),))
-    return bytes((_ONE_BLOCK + plan.block_shift,)) + kernels.bits.pack(plan.parameters.astype(np.uint64), _PARAMETER_BITS)
+    return bytes((_ONE_BLOCK + plan.block_shift,)) + kernels.bits.pack(plan.parameters, _PARAMETER_BITS)
 
 
 def read(view: memoryview, count: int, limit: int) -> tuple[Positions, int]:
@@ -139,4 +139,4 @@ def _read_front(part: Reader, count: int) -> tuple[int, NDArray[np.uint8]]:
         raise CorruptError(f"Rice codes begin with {first}, which is no parameter and no block size")
     block = 1 << first - _ONE_BLOCK
     blocks = -(-count // block)
-    return block, part.packed(blocks, _PARAMETER_BITS).astype(np.uint8)
+    return block, part.packed(blocks, _PARAMETER_BITS, np.uint8)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from .jit import inline, kernel
 
 Bytes = NDArray[np.uint8]
+Unsigned = NDArray[Any]
 Words = NDArray[np.uint64]
 
 
@@ -95,36 +96,45 @@ def to_words(packed: bytes | memoryview | Bytes) -> Words:
 
 
 @kernel
-def _pack(numbers: NDArray[np.uint64], width_bits: int, words: Words) -> None:
-    for i in range(numbers.size):
-        put(words, i * width_bits, numbers[i])
+def _pack(numbers: Unsigned, width_bits: int, words: Words) -> None:
+    width, word, bit, bits = np.uint64(width_bits), np.uint64(0), np.uint64(0), np.uint64(0)
+    for i in range(np.uint64(numbers.size)):
+        number = np.uint64(numbers[i])
+        bits |= number << bit
+        bit += width
+        if bit >= np.uint64(64):
+            words[word] = bits
+            word += np.uint64(1)
+            bit -= np.uint64(64)
+            bits = number >> (width - bit)
+    words[word] |= bits
 
 
 @kernel
-def _unpack(words: Words, width_bits: int, out: NDArray[np.uint64]) -> None:
+def _unpack(words: Words, width_bits: int, out: Unsigned) -> None:
     mask = (np.uint64(1) << np.uint64(width_bits)) - np.uint64(1)
     for i in range(out.size):
         out[i] = get(words, i * width_bits) & mask
 
 
-def pack(numbers: NDArray[np.uint64], width_bits: int) -> bytes:
-    """The low `width_bits` bits (0 to 63) of each number; higher bits must be zero.
+def pack(numbers: Unsigned, width_bits: int) -> bytes:
+    """The low `width_bits` bits (0 to 63) of each number, of any unsigned dtype; higher bits must be zero.
 
     >>> pack(np.uint64([1, 2, 3]), 4).hex()
     '2103'
     """
     size_bits = numbers.size * width_bits
     words = zero_words(size_bits)
-    _pack(numbers.astype(np.uint64, copy=False), width_bits, words)
+    _pack(numbers, width_bits, words)
     return to_bytes(words, size_bits)
 
 
-def unpack(packed: bytes | memoryview | Bytes, width_bits: int, count: int) -> NDArray[np.uint64]:
+def unpack(packed: bytes | memoryview | Bytes, width_bits: int, count: int, dtype: type[np.unsignedinteger[Any]] = np.uint64) -> Unsigned:
     """The inverse of `pack`; `packed` holds `packed_bytes(count, width_bits)` bytes. The padding is not looked at.
 
     >>> unpack(bytes.fromhex("2103"), 4, 3)
     array([1, 2, 3], dtype=uint64)
     """
-    out = np.empty(count, np.uint64)
+    out = np.empty(count, dtype)
     _unpack(to_words(packed), width_bits, out)
     return out

@@ -16,6 +16,19 @@ Ids = NDArray[np.uint8]
 Counts = NDArray[np.int64]
 
 _BLOCK = 256
+_FEW_EDGES = 15
+
+
+@kernel
+def _count_edges(values: NDArray[Any], edges: NDArray[Any], out: Ids) -> None:
+    # One edge after another over blocks of values: the processor compares many values at once.
+    for start in range(np.uint64(0), np.uint64(values.size), np.uint64(_BLOCK)):
+        end = min(start + np.uint64(_BLOCK), np.uint64(values.size))
+        for i in range(start, end):
+            out[i] = 0
+        for edge in edges:
+            for i in range(start, end):
+                out[i] += np.uint8(edge <= values[i])
 
 
 @kernel
@@ -41,7 +54,23 @@ def assign(values: NDArray[Any], edges: NDArray[Any]) -> Ids:
     array([0, 2, 3], dtype=uint8)
     """
     out = np.empty(values.size, np.uint8)
-    _assign(values, edges, out)
+    if edges.size <= _FEW_EDGES:
+        _count_edges(values, edges, out)
+    else:
+        _assign(values, edges, out)
+    return out
+
+
+@kernel
+def look_up(table: NDArray[Any], ids: Ids) -> NDArray[Any]:
+    """The entry of each of the ids, all of which are below the size of the table.
+
+    >>> look_up(np.float32([7, 8]), np.uint8([1, 0, 1]))
+    array([8., 7., 8.], dtype=float32)
+    """
+    out = np.empty(ids.size, table.dtype)
+    for i in range(np.uint64(ids.size)):
+        out[i] = table[np.uint64(ids[i])]
     return out
 
 

@@ -53,12 +53,12 @@ class Lloyd(LossyValueCodec):
         numbers = at_least_32_bits(values)
         ids = self._nearest(numbers)
         means = kernels.sketch.means(numbers, ids, self.levels).astype(mean_dtype(values.dtype))
-        return RawValue().encode(means, seed)[0] + kernels.bits.pack(ids.astype(np.uint64), self.bits), None
+        return RawValue().encode(means, seed)[0] + kernels.bits.pack(ids, self.bits), None
 
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
         means = read_means(part, self.levels, dtype)
-        values: Values = means[part.packed(nnz, self.bits).astype(np.uint8)]
-        return values
+        patterns = kernels.sketch.look_up(means.view(f"u{means.itemsize}"), part.packed(nnz, self.bits, np.uint8))
+        return patterns.view(means.dtype)
 
     def error_bound(self, values: Values) -> Values:
         """The distance between the smallest and the largest value of the same level, and the rounding of the levels to float32."""

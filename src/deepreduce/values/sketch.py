@@ -107,7 +107,7 @@ class Sketch(LossyValueCodec):
         if self.groups:
             return self._encode_groups(ids)
         if not self.huffman:
-            return kernels.bits.pack(ids.astype(np.uint64), self.bits)
+            return kernels.bits.pack(ids, self.bits)
         lengths = kernels.huffman.code_lengths(np.bincount(ids, minlength=self.bins))
         return write_lengths(lengths) + kernels.huffman.encode(ids.astype(np.uint16), lengths)
 
@@ -115,7 +115,7 @@ class Sketch(LossyValueCodec):
         if self.groups:
             return self._decode_groups(part, nnz)
         if not self.huffman:
-            return part.packed(nnz, self.bits).astype(np.uint8)
+            return part.packed(nnz, self.bits, np.uint8)
         lengths = read_lengths(part, self.bins)
         packed = part.rest()
         ids, code = kernels.huffman.decode(packed, nnz, *kernels.huffman.table_of(lengths))
@@ -125,13 +125,13 @@ class Sketch(LossyValueCodec):
     def _encode_groups(self, ids: Ids) -> bytes:
         groups, inside = ids // np.uint8(self.group_size), ids % np.uint8(self.group_size)
         cells = kernels.sketch.minmax_insert(groups, inside, self.groups, self.rows, self.columns, self.group_size - 1)
-        packed = kernels.bits.pack(groups.astype(np.uint64), self.groups.bit_length() - 1)
-        return packed + kernels.bits.pack(cells.astype(np.uint64), self.group_size.bit_length() - 1)
+        packed = kernels.bits.pack(groups, self.groups.bit_length() - 1)
+        return packed + kernels.bits.pack(cells, self.group_size.bit_length() - 1)
 
     def _decode_groups(self, part: Reader, nnz: int) -> NDArray[Any]:
-        groups = part.packed(nnz, self.groups.bit_length() - 1).astype(np.uint8)
+        groups = part.packed(nnz, self.groups.bit_length() - 1, np.uint8)
         count = kernels.sketch.minmax_cells(groups, self.groups, self.rows, self.columns)
-        cells = part.packed(count, self.group_size.bit_length() - 1).astype(np.uint8)
+        cells = part.packed(count, self.group_size.bit_length() - 1, np.uint8)
         inside = kernels.sketch.minmax_query(groups, cells, self.groups, self.rows, self.columns)
         return groups * np.uint8(self.group_size) + inside
 
