@@ -117,3 +117,6 @@ def test_pack_and_unpack(data, width, count):
     whole = sum(number << (i * width) for i, number in enumerate(numbers))
     assert packed == whole.to_bytes((count * width + 7) // 8, "little")
     assert bits.unpack(packed, width, count).tolist() == numbers
+    if width <= 8:
+        assert bits.pack(np.array(numbers, np.uint8), width) == packed
+        assert bits.unpack(packed, width, count, np.uint8).tolist() == numbers

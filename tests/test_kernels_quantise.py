@@ -122,6 +122,7 @@ def test_assign_and_means(values, bits, data):
     ids = sketch.assign(values, edges)
     assert np.array_equal(ids, np.searchsorted(edges, values, side="right"))
     means = sketch.means(values, ids, 2**bits)
+    assert np.array_equal(sketch.look_up(means, ids), means[ids])
     for bin in range(2**bits):
         inside = values[ids == bin]
         assert means[bin] == pytest.approx(inside.mean() if inside.size else 0, rel=1e-9, abs=1e-6)
