@@ -44,11 +44,11 @@ def with_hook(model, spec="none/all/raw", **options):
     return model
 
 
-def branches(rank, spec):
+def branches(rank, spec, set_to_none=True):
     model = with_hook(Branches(), spec, find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(6):
-        optimizer.zero_grad()
+    for step in range(8):
+        optimizer.zero_grad(set_to_none)
         model(batch(rank, step)[0], second=rank == 1 and step % 2 == 0).square().mean().backward()
         optimizer.step()
     return flat(model)
@@ -66,10 +66,48 @@ def accumulated(rank, spec, set_to_none=True):
     return flat(model)
 
 
-def uneven(rank, spec):
+def uneven(rank, spec, **options):
+    """Two passes over data of which rank 1 has more; gradients are kept from step to step, and zeroed after it."""
+    model = with_hook(network(), spec, **options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for first in (0, 20):
+        with model.join(divide_by_initial_world_size=True):
+            for step in range(first, first + 5 + 2 * rank):
+                inputs, targets = batch(rank, step)
+                torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+    return flat(model)
+
+
+def strided(rank, spec):
+    """Parameters that are not laid out row by row."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1), torch.nn.Flatten(), torch.nn.Linear(64, 5)]
+    layers[3].weight = torch.nn.Parameter(layers[3].weight.detach().t().contiguous().t())
+    model = with_hook(torch.nn.Sequential(*layers).to(memory_format=torch.channels_last), spec)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(7):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(10 * step + rank))).square().mean().backward()
+        optimizer.step()
+    return flat(model)
+
+
+def in_one_flat_gradient(rank, spec):
+    """Gradients are views of one tensor of the user's, which is what the parameters are updated by."""
     model = with_hook(network(), spec)
-    with model.join(divide_by_initial_world_size=True):
-        train(rank, model, 3 + 2 * rank)
+    parameters = list(model.parameters())
+    gradient = torch.zeros(sum(parameter.numel() for parameter in parameters))
+    for parameter, part in zip(parameters, gradient.split([parameter.numel() for parameter in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+    for step in range(7):
+        gradient.zero_()
+        inputs, targets = batch(rank, step)
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        with torch.no_grad():
+            for parameter, part in zip(parameters, gradient.split([parameter.numel() for parameter in parameters]), strict=True):
+                parameter -= 0.1 * part.view_as(parameter)
     return flat(model)
 
 
@@ -87,9 +125,13 @@ def every_way(rank):
         [
             *with_options(rank, spec),
             branches(rank, spec),
+            branches(rank, spec, set_to_none=False),
             accumulated(rank, spec),
             accumulated(rank, spec, set_to_none=False),
             uneven(rank, spec),
+            uneven(rank, spec, gradient_as_bucket_view=True),
+            strided(rank, spec),
+            in_one_flat_gradient(rank, spec),
         ]
         for spec in (None, "none/all/raw", "never_slower")
     ]
@@ -105,10 +147,12 @@ def test_options_of_ddp():
 def shared_storages(rank):
     model = with_hook(network(), "never_slower")
     train(rank, model, 6)
+    for parameter in model.parameters():
+        parameter.grad.detach_()  # as some clipping code does
     return len({parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()})
 
 
-def test_with_never_slower_gradients_are_views_of_one_buffer():
+def test_with_never_slower_gradients_lie_in_one_buffer():
     assert run_ranks(shared_storages, 2) == [1, 1]
 
 

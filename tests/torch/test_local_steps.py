@@ -360,6 +360,21 @@ def test_the_steps_of_the_warmup_each_end_with_a_sync(delay, expected):
     assert same_on_all([straight for _, straight, _ in results])
 
 
+def test_the_outer_optimizer_waits_for_the_end_of_the_warmup():
+    found = []
+    for outer in (None, NESTEROV):
+        model = network()
+        optimizer = adamw(model)
+        with LocalSteps(model, optimizer, LOW_BITS, 2, outer, warmup=3) as local:
+            train(0, model, optimizer, 3)
+            found.append(flat(model))
+            train(0, model, optimizer, 2, start=3)
+            found.append(flat(model))
+            assert local.syncs == 4
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[1], found[3])
+
+
 # A run that is interrupted
 
 

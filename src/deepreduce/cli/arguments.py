@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentTypeError
+from math import isfinite, nan
 
 
 def positive(text: str) -> int:
@@ -19,6 +20,23 @@ def positive(text: str) -> int:
 def natural(text: str) -> int:
     """A whole number of at least 0."""
     return _whole(text, least=0)
+
+
+def finite(text: str) -> float:
+    """A number that is neither infinite nor NaN.
+
+    >>> finite("inf")
+    Traceback (most recent call last):
+        ...
+    argparse.ArgumentTypeError: a finite number, got 'inf'
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not isfinite(number):
+        raise ArgumentTypeError(f"a finite number, got {text!r}")
+    return number
 
 
 def _whole(text: str, least: int) -> int:

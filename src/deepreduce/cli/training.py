@@ -14,7 +14,7 @@ from rich.table import Table
 from ..errors import ConfigError
 from ..pipeline import parse
 from . import files, output
-from .arguments import natural, positive
+from .arguments import finite, natural, positive
 from .live import Live
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def add(commands: Any) -> None:
     train.add_argument("--seed", type=natural, default=0, help="of the weights, the order of the data and the codecs (default 0)")
     train.add_argument("--seeds", type=positive, default=1, metavar="N", help="train with N seeds and show mean and spread (default 1)")
     train.add_argument("--data", type=Path, metavar="PATH", help="folder of the official files of the task; for text, a file")
-    train.add_argument("--target", type=float, metavar="Q", help="say when runs reached this quality (default: that of dense at its end)")
+    train.add_argument("--target", type=finite, metavar="Q", help="say when runs reached this quality (default: that of dense at its end)")
     train.add_argument("--no-dense", action="store_true", help="leave out the dense run")
     _add_results(train)
     train.set_defaults(run=run_train)

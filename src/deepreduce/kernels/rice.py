@@ -105,7 +105,7 @@ def plan(numbers: Numbers) -> tuple[int, Parameters, int, int]:
         wide = np.zeros(blocks * FINEST, np.uint64)
         _copied(numbers, wide)
         table = quotients(wide, widths)
-    best_shift, best_bytes, shift_before = 0, numbers.size * 64, BLOCK_SHIFTS[0]
+    best_shift, best_bytes, shift_before = 0, numbers.size * 64, BLOCK_SHIFTS[0]  # one block never takes as many bytes
     best, best_low, best_unary = np.empty(0, np.uint8), 0, 0
     for shift in BLOCK_SHIFTS:
         if numbers.size > 1 << shift:

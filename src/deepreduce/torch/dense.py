@@ -13,6 +13,7 @@ from torch.futures import Future
 from ..step.flush import add_residuals, drop_residuals
 from ..step.stats import StepStats, ring_bytes
 from ..step.trial import SendMode
+from .mean_buffers import Means
 from .transport import rank_and_size
 from .views import view, write_gradient
 
@@ -27,19 +28,20 @@ def all_reduce(
     gradients: Sequence[torch.Tensor],
     last: bool,
     mode: SendMode = "dense",
-    out: torch.Tensor | None = None,
+    means: Means | None = None,
 ) -> Future[torch.Tensor]:
     """Return the mean over all ranks by the group's own allreduce, as the hooks that come with torch do it, with all residuals.
 
     `gradients` are those that may have a residual, by name. In mode ``"bf16"``, values of more than 16 bits travel as bfloat16: its
-    range is that of float32, so that nothing becomes infinite or zero on the way. The mean replaces the buffer, or goes to `out`.
+    range is that of float32, so that nothing becomes infinite or zero on the way. The mean replaces the buffer, or goes to
+    `means`, which become the gradients then.
     """
     sent = _flush(state, names, gradients)
     start, step = time.perf_counter(), state.step
     state.step += 1 if last else 0
     size = rank_and_size(state.options.process_group)[1]
     travels = buffer.to(torch.bfloat16) if mode == "bf16" and _exceeds_16_bits(buffer) else buffer
-    travels = travels.div_(size) if out is None else torch.div(travels, size, out=out)
+    travels = travels.div_(size) if means is None else torch.div(travels, size, out=means.buffer)
     summed = _all_reduced(travels, state.options.process_group)
 
     def count(reduced: Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -50,6 +52,8 @@ def all_reduce(
         mean = reduced.value()[0]
         if sent and _is_finite(mean):  # a step with NaN or Inf in it is skipped
             drop_residuals(state.memory, sent)
+        if means is not None:
+            means.become_gradients()
         return mean if mean.dtype == buffer.dtype else buffer.copy_(mean)
 
     reduced: Future[torch.Tensor] = summed.then(count)

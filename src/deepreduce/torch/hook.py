@@ -21,11 +21,12 @@ def deepreduce_hook(state: DeepReduceState, bucket: dist.GradBucket) -> Future[t
             "set torch._dynamo.config.optimize_ddp to True or False before DistributedDataParallel is made"
         )
     buffer, mode = bucket.buffer(), state.next_mode()
+    means = state.means_for(bucket, mode)
     if mode in DENSE and state.memory.is_empty:
-        return dense.all_reduce(state, buffer, [], [], bucket.is_last(), mode, state.mean_buffer(bucket, mode))
+        return dense.all_reduce(state, buffer, [], [], bucket.is_last(), mode, means)
     gradients, names = bucket.gradients(), [state.names.of(parameter) for parameter in bucket.parameters()]
     if mode in DENSE:
-        return dense.all_reduce(state, buffer, names, gradients, bucket.is_last(), mode, state.mean_buffer(bucket, mode))
+        return dense.all_reduce(state, buffer, names, gradients, bucket.is_last(), mode, means)
     reduced = _promised(buffer, state.reduce(names, gradients, bucket.is_last(), mode))
 
     def surface(reduced: Future[torch.Tensor]) -> torch.Tensor:

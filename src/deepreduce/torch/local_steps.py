@@ -72,8 +72,7 @@ class LocalSteps:
     - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
     - `every`: steps between two syncs; default 1.
-    - `warmup`: the first steps, after each of which there is a sync, without delay; default 0. While the parameters change fast, steps
-      apart cost quality.
+    - `warmup`: the first steps, after each of which there is a sync, without delay or outer optimizer; default 0.
     - `outer`: None, the default without a recipe, applies the mean. An optimizer of the same parameters, or what makes one of a list of
       parameters, takes a step from the last sync with the mean change as gradient, such as
       ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
@@ -240,7 +239,8 @@ class LocalSteps:
     @torch.no_grad()
     def _sync(self) -> None:
         self._check_new_anchors()
-        self._apply(*self._training.sync(self._tensors(), self.transport), {})
+        outer = None if self._training.is_warming_up else self._outer
+        self._apply(*self._training.sync(self._tensors(), self.transport), {}, outer)
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -264,20 +264,20 @@ class LocalSteps:
             raise
         self._pending = None
         self._training.syncs += 1
-        self._apply(means, cost, pending.values)
+        self._apply(means, cost, pending.values, self._outer)
 
-    def _apply(self, means: Mapping[str, Gradient], cost: StepStats | None, values: Mapping[str, Any]) -> None:
+    def _apply(self, means: Mapping[str, Gradient], cost: StepStats | None, values: Mapping[str, Any], outer: Outer | None) -> None:
         """Move the anchors by the means, and the parameters with them; what was added to parameters since they had `values` stays."""
         training, tensors = self._training, self._tensors()
         moves = training.local_change(values, tensors)
-        if self._outer is None:
+        if outer is None:
             training.apply(tensors, means)
         else:
             names = [name for name in means if name in self._parameters]
             training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._parameters})
             for name in names:
                 training.reset_to_anchor_(name, tensors[name])
-            self._outer.step({name: means[name] for name in names})
+            outer.step({name: means[name] for name in names})
             training.set_anchors({name: tensors[name] for name in names})
         training.set_anchor_plus_(tensors, moves)
         if cost is not None:

@@ -32,7 +32,7 @@ from ..step.transport import Transport, close_unless_reported
 from ..step.trial import SendMode, Trial, all_reduce_max
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch
-from .mean_buffers import MeanBuffers
+from .mean_buffers import MeanBuffers, Means
 from .names import Names
 from .transport import connect, rank_and_size, without_group
 from .views import view, wait_for, write_mean
@@ -75,8 +75,8 @@ class DeepReduceState:
     - `scaler`: a `GradScaler`, whose loss scale the error feedback then follows.
     - `never_slower`: time compressed steps, dense ones, dense ones in bfloat16 and, beside another topology, compressed ones by allgather,
       now and when the link changes, and send what is fastest; `stats().choice` says what and why. It depends on the clock: a run cannot be
-      repeated bit by bit. In dense steps, gradients are views of buffers that every step reuses, which saves DDP a copy: clone those that
-      are to outlive the next backward pass.
+      repeated bit by bit. In dense steps, gradients that a backward pass made anew lie in buffers that every step reuses, which saves DDP
+      a copy: clone those that are to outlive the next backward pass.
     - `threads`: number of threads that encode and decode tensors in host memory, at most as many as this process may use cores; results do
       not depend on it. Default 1, as ranks often share a machine.
     - `seed`: of all that is drawn at random. `timeout`: of an exchange. `history`: steps of which `stats()` keeps the details.
@@ -139,7 +139,7 @@ class DeepReduceState:
         return Trial(modes=("compressed", "dense", "bf16", *(("allgather",) if self.reducer.topology.has_owners else ())))
 
     def _start(self) -> None:
-        """Set up what a copy does not take over: threads and connections, which are opened when they are first needed."""
+        """Set up what a copy does not take over: threads, connections and buffers, which come when they are first needed."""
         self._encoding, self._exchanging = Worker("deepreduce encode"), Worker("deepreduce exchange")
         self._transport: Transport | None = None
         self._means = MeanBuffers()
@@ -187,7 +187,7 @@ class DeepReduceState:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but connections. A process group cannot be pickled; a copy in this process keeps it (see `__deepcopy__`)."""
+        """Everything but what `_start` sets up. A process group cannot be pickled; a copy in this process keeps it (see `__deepcopy__`)."""
         kept = {key: value for key, value in vars(self).items() if key not in ("_encoding", "_exchanging", "_transport", "_means")}
         options = self.options
         return kept | {"options": Options(None, None, options.timeout, options.dense)}
@@ -234,9 +234,12 @@ class DeepReduceState:
         self._stats.choice = self._trial.choice
         return mode
 
-    def mean_buffer(self, bucket: dist.GradBucket, mode: SendMode) -> torch.Tensor | None:  # type: ignore[name-defined]
+    def means_for(self, bucket: dist.GradBucket, mode: SendMode) -> Means | None:  # type: ignore[name-defined]
         """Return where the mean of a bucket goes in this mode, for `never_slower`; None for the bucket's own buffer."""
-        return self._means.attach(bucket) if mode == "dense" and self._trial is not None else None
+        if mode == "dense" and self._trial is not None:
+            return self._means.of(bucket)
+        self._means.clear()
+        return None
 
     def _agreed(self, numbers: list[float]) -> list[float]:
         return all_reduce_max(numbers, self.transport, FrameTag("the times of a trial", 0, self.step, 8 * len(numbers)))

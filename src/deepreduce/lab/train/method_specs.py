@@ -24,7 +24,7 @@ _OUTER_FROM = 10  # with fewer steps between syncs its momentum adds to that of 
 class MethodSpec:
     """One run of a plan. `steps` are those of dgc's warm-up or between syncs, `outer` is the rate and the Nesterov momentum.
 
-    `warmup` are the first steps of local ones, after each of which there is a sync.
+    `warmup` are the first steps of local ones, after each of which there is a sync without the outer optimizer.
 
     As text: the codec alone for gradients, else the method before it. Ten and more local steps of codecs that keep all values have an
     outer optimizer unless it is given, others none.

@@ -39,7 +39,12 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Return plan, provenance and runs as plain JSON; a run has its share of the link where there is one."""
-        return {"plan": asdict(self.plan), "provenance": dict(self.origin), "runs": [self._run(record) for record in self.records]}
+        return {
+            "plan": asdict(self.plan),
+            "target": self.target,
+            "provenance": dict(self.origin),
+            "runs": [self._run(record) for record in self.records],
+        }
 
     def _run(self, record: RunRecord) -> dict[str, Any]:
         goal = self._goal([each for each in self.records if each.seed == record.seed])

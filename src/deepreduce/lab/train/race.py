@@ -1,4 +1,4 @@
-"""Time to quality: when each run was as good as dense training at its end, and what a slow link makes of that."""
+"""Time to quality: when each run was as good as dense training at its end, or as a target, and what a slow link makes of that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .links import parse_rate
 
 @dataclass(frozen=True)
 class Arrival:
-    """The first evaluation at which a run was as good as dense training at its end."""
+    """The first evaluation at which a run was as good as was wanted."""
 
     step: int
     seconds: float
