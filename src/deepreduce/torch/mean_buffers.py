@@ -50,7 +50,7 @@ class MeanBuffers:
 
     Without a hook, DDP divides gradients by the number of ranks while it copies them into a bucket, and copies the sum back to them. A hook
     must divide in a pass of its own. It divides into another buffer; as the gradients then lie in that one, DDP has nothing to copy back.
-    (DDP looks at the gradients again when the future of a hook is done, and a copy of a tensor to itself does nothing: torch 2.6 to 2.13.)
+    (DDP looks at the gradients again when the future of a hook is done, and a copy of a tensor to itself does nothing: seen in torch 2.13.)
     """
 
     def __init__(self) -> None:
