@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from deepreduce.kernels import draw, quantise, sketch, ternary
+from deepreduce.kernels import draw, half, quantise, sketch, ternary
 
 FINITE = st.floats(-1e6, 1e6, width=32)
 VALUES = hnp.arrays(np.float64, st.integers(0, 300), elements=FINITE)
@@ -139,3 +139,25 @@ def test_minmax_sketch_never_answers_above_what_was_inserted(groups, rows, share
     for group in range(4):
         inside = groups == group
         assert set(found[inside]) <= set(numbers[inside])
+
+
+def test_rounding_to_float16_is_that_of_numpy():
+    """All signs, exponents and NaNs, and the two neighbours of every number that lies halfway between two of float16."""
+    spread = np.arange(0, 2**32, 9973, dtype=np.uint64).astype(np.uint32)
+    halfway = np.arange(0x33000000, 0x47800000, 0x1000, dtype=np.uint32)  # 2**-25 to 2**16; below the normal numbers, more than that
+    values = np.concatenate([spread, halfway, halfway - 1, halfway + 1, halfway | np.uint32(2**31)]).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected = values.astype(np.float16)
+    got = half.rounded(values).view(np.float16)
+    number = ~np.isnan(values)
+    assert np.array_equal(got[number].view(np.uint16), expected[number].view(np.uint16))
+    assert np.isnan(got[~number]).all()
+    finite = np.isfinite(values)
+    assert [half.overflows(values[i : i + 1]) for i in range(0, values.size, 501)] == list((finite & np.isinf(expected))[::501])
+
+
+def test_widening_of_float16_is_exact():
+    halves = np.arange(2**16, dtype=np.uint16)
+    expected = halves.view(np.float16).astype(np.float32)
+    assert np.array_equal(half.widened(halves), expected, equal_nan=True)
+    assert np.array_equal(np.signbit(half.widened(halves)), np.signbit(expected))

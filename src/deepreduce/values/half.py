@@ -37,8 +37,7 @@ class _Half(ValueCodec):
         return RawValue().encode(self._rounded(values), seed)
 
     def decode(self, part: Reader, nnz: int, dtype: np.dtype[Any]) -> Values:
-        with _quiet():
-            return RawValue().decode(part, nnz, self.wire).astype(dtype)
+        return self._widened(RawValue().decode(part, nnz, self.wire), dtype)
 
     def encode_batch(self, values: Sequence[Values], seeds: Sequence[int]) -> list[tuple[ValueCodec, Part, Order | None]]:
         flat, bounds = ragged.joined(values), ragged.bounds_of(list(map(len, values)))
@@ -51,12 +50,15 @@ class _Half(ValueCodec):
         flat = ragged.joined_elements(parts, counts, self.wire)
         if flat is None:
             return super().decode_batch(parts, counts, dtype)
-        with _quiet():
-            return ragged.cut(flat.astype(dtype, copy=False), ragged.bounds_of(counts))
+        return ragged.cut(self._widened(flat, dtype), ragged.bounds_of(counts))
 
     def _rounded(self, values: Values) -> Values:
         with _quiet():
             return values.astype(self.wire)
+
+    def _widened(self, rounded: Values, dtype: np.dtype[Any]) -> Values:
+        with _quiet():
+            return rounded.astype(dtype)
 
     def _overflows(self, values: Values, rounded: Values) -> bool:
         """Whether a finite value became infinite, here or in the dtype that it comes back in."""
@@ -100,6 +102,19 @@ class FP16(_Half):
             for index, other in zip(losing, others, strict=True):
                 encoded[index] = other
         return encoded
+
+    def _rounded(self, values: Values) -> Values:
+        if values.dtype != np.float32:
+            return super()._rounded(values)
+        return kernels.half.rounded(np.ascontiguousarray(values)).view(self.wire)
+
+    def _widened(self, rounded: Values, dtype: np.dtype[Any]) -> Values:
+        if dtype != np.float32:
+            return super()._widened(rounded, dtype)
+        return kernels.half.widened(rounded.view(np.uint16))
+
+    def _overflows(self, values: Values, rounded: Values) -> bool:
+        return kernels.half.overflows(values) if values.dtype == np.float32 else super()._overflows(values, rounded)
 
     def _loses_small_values(self, values: Values, bounds: Positions) -> NDArray[np.bool_]:
         """Whether the values between two bounds each lose more than 2**-11 of their norm below the normal numbers of float16."""
