@@ -1,6 +1,7 @@
 """Validation loss against bytes: the `text` task of `train`, with all workers in one process.
 
-    python benchmarks/quality.py dense "updates none/all/lloyd:1" "local:10 none/all/lloyd:2" [--rates 0.002 0.003] [--seeds 3] [--out FILE]
+    python benchmarks/quality.py dense "updates none/all/lloyd:1" "local:10 none/all/lloyd:2" [--rates 0.002 0.003] [--seeds 3]
+        [--memory parameters] [--small 64] [--out FILE]
 
 Workers take turns, so one core is enough, and all that they exchange are the messages that processes would send. The loop, the data, the
 schedule and the evaluation are those of `deepreduce train`; `dense` computes the gradients of all workers at once, as their mean. With
@@ -35,7 +36,7 @@ from deepreduce.lab.train.torch_worker import TorchRun
 from deepreduce.step.frame import FrameTag
 from deepreduce.step.transport import Buffer, Padded
 
-COLUMNS = ("way", "learning_rate", "seed", "steps", "workers", "batch", "loss", "times_fewer_bytes")
+COLUMNS = ("way", "learning_rate", "seed", "steps", "workers", "batch", "memory", "small", "loss", "times_fewer_bytes")
 
 
 class Table:
@@ -143,8 +144,13 @@ def row(plan: Plan, way: str) -> dict[str, str]:
     """Train, and return what is kept of it."""
     record = trained(plan, way)
     fewer = 1.0 if way == "dense" else ratio(record)
-    values = (way, plan.learning_rate, plan.seed, plan.steps, plan.workers, plan.batch, f"{record.quality:.4f}", f"{fewer:.1f}")
-    return dict(zip(COLUMNS, map(str, values), strict=True))
+    return key_of(plan, way) | {"loss": f"{record.quality:.4f}", "times_fewer_bytes": f"{fewer:.1f}"}
+
+
+def key_of(plan: Plan, way: str) -> dict[str, str]:
+    """Return what tells a run from others."""
+    values = (way, plan.learning_rate, plan.seed, plan.steps, plan.workers, plan.batch, plan.memory, plan.small)
+    return dict(zip(COLUMNS, map(str, values), strict=False))
 
 
 def rows_of(path: Path | None) -> list[dict[str, str]]:
@@ -191,17 +197,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=task.steps)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--batch", type=int, default=task.batch)
+    parser.add_argument("--memory", choices=("residual", "parameters"), default="residual", help="where what was not sent is kept")
+    parser.add_argument("--small", type=int, default=1024, help="tensors below so many elements are sent whole")
     parser.add_argument("--out", type=Path, help="a CSV file that rows are appended to")
     given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # DDP wants one, of dense alone
+    sizes = given.workers, given.batch, given.steps, task.evaluations, task.learning_rate
+    base = Plan("text", "gpt", (), *sizes, memory=given.memory, small=given.small)
     known = rows_of(given.out)
     wanted: list[dict[str, str]] = []
 
     def run(way: str, rate: float, seed: int) -> dict[str, str]:
-        plan = Plan("text", "gpt", (way,), given.workers, given.batch, given.steps, task.evaluations, rate, seed=seed)
-        key = dict(zip(COLUMNS, map(str, (way, rate, seed, plan.steps, plan.workers, plan.batch)), strict=False))
-        found = next((each for each in known if key.items() <= each.items()), None)
+        plan = replace(base, specs=(way,), learning_rate=rate, seed=seed)
+        found = next((each for each in known if key_of(plan, way).items() <= each.items()), None)
         if found is None:
             found = row(plan, way)
             if given.out is not None:

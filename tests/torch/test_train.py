@@ -350,6 +350,7 @@ def test_the_demo_runs_without_a_link_where_none_can_be_made(monkeypatch, capsys
         (["--no-dense"], "nothing to train"),
         (["--precision", "bf16", "--method", "local:10", "--codec", "none/all/lloyd:2"], "train in fp32, got bf16"),
         (["--method", "dgc:100", "--codec", "nonzero/auto/qsgd"], "nonzero/auto/qsgd has none"),
+        (["--memory", "parameters", "--codec", "topr:0.01/rice/qsgd"], "memory parameters is for updates and local steps"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(arguments, reason, capsys):
@@ -437,6 +438,16 @@ def test_every_method_trains_and_is_counted(tmp_path):
     assert [point["step"] for point in local["curve"]] == [8, 10]
     assert local["message_bytes"] == pytest.approx(3 / 9 * updates["message_bytes"], rel=0.1)  # at the end the rate is 0: no change
     assert updates["message_bytes"] < dgc["message_bytes"] < dense["message_bytes"]
+
+
+def test_what_is_not_sent_stays_in_the_parameters(tmp_path):
+    spec = "topr:0.02/rice/lloyd:1"
+    found = train(
+        tmp_path, "--model", "cnn", "--codec", spec, "--method", "updates", "--memory", "parameters", "--steps", "20", "--evaluations", "2"
+    )
+    dense, updates = found
+    assert all(run["replicas_identical"] and run["losses"][-1][1] < run["losses"][0][1] for run in found)
+    assert updates["message_bytes"] < 0.1 * dense["message_bytes"]
 
 
 def test_several_seeds_train_the_text(tmp_path, capsys):

@@ -55,7 +55,12 @@ def add(commands: Any) -> None:
     )
     train.add_argument("--sweep", action="append", default=[], metavar="NAME=A,B", help="train codecs with {NAME} once per value")
     train.add_argument("--topology", default="allgather", choices=_TOPOLOGIES, help="who sends what to whom (default allgather)")
-    train.add_argument("--memory", default="residual", choices=("residual", "none"), help="error feedback (default residual)")
+    train.add_argument(
+        "--memory",
+        default="residual",
+        choices=("residual", "parameters", "none"),
+        help="error feedback: what was not sent is kept beside the parameters (default), or in them (updates and local steps)",
+    )
     train.add_argument("--small", type=natural, default=1024, metavar="N", help="tensors below N elements go dense (default 1024)")
     train.add_argument("--link", metavar="RATE", help="put every worker on its own shaped link, such as 100mbit (Linux)")
     train.add_argument("--epochs", type=positive, metavar="N", help="passes over the data (default: by task)")

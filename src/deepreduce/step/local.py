@@ -10,6 +10,9 @@ The change is written as a gradient is, ``anchor - parameters``, so that an opti
 
 The exchange may run beside the next local steps: `capture` takes the changes, `exchange` can be called from another thread, and when its
 means are applied, `set_anchor_plus_` puts what this rank did since the capture on top of the new anchor. That is part of the next change.
+
+A rank may keep what it did not send in its parameters, instead of beside them: `move_residuals_into_` after a sync. The parameters of the
+ranks then differ by their residuals, which are part of the next change, and `reset_to_anchors_` makes them equal.
 """
 
 from __future__ import annotations
@@ -139,6 +142,26 @@ class LocalTraining:
             if name in self.anchors:
                 self.anchors[name] = moved
             arrays.assign_(tensor, moved)
+
+    def move_residuals_into_(self, tensors: Mapping[str, Array]) -> None:
+        """Subtract the residuals of tensors from them, in place; what the dtype of a tensor cannot hold of its residual stays one."""
+        if self.memory.own is None or not self.memory.own.residuals:
+            return
+        for name, tensor in tensors.items():
+            arrays, residual = arrays_of(tensor), self.memory.own.take(name, tensor)
+            if residual is None:
+                continue
+            moved = arrays.add_scaled(tensor, [(residual, -1.0)])
+            arrays.assign_(tensor, moved)
+            if arrays.dtype(tensor) != arrays.dtype(moved):
+                self.memory.own.add(name, arrays.add_scaled(tensor, [(moved, -1.0)]))
+
+    def reset_to_anchors_(self, tensors: Mapping[str, Array]) -> None:
+        """Write the anchors over the tensors that have one, in place; the difference goes to the residuals."""
+        for name in filter(self.anchors.__contains__, tensors):
+            if self.memory.own is not None:
+                self.memory.own.add(name, self._change(name, tensors[name]))
+            self.reset_to_anchor_(name, tensors[name])
 
     def reset_to_anchor_(self, name: str, tensor: Array) -> None:
         """Write the anchor over a tensor, in place."""

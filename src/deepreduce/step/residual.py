@@ -200,6 +200,17 @@ class ResidualMemory:
             return sums.combined([sums.scaled(gradient, 1.0), held])
         return arrays_of(gradient).add_scaled(gradient, [(held, 1.0)])
 
+    def take(self, name: str, like: Gradient) -> Any:
+        """Return the residual of a parameter and forget it, for a caller that keeps it elsewhere; None if there is none."""
+        held = self._held(self.residuals, name, like)
+        self.drop(name)
+        return held
+
+    def add(self, name: str, part: Array) -> None:
+        """Add a dense tensor of the accumulation dtype to the residual of a parameter. Takes it over."""
+        held = self._held(self.residuals, name, part)
+        self.residuals[name] = part if held is None else arrays_of(part).add_scaled(part, [(held, 1.0)])
+
     def drop(self, name: str) -> None:
         """Drop the residual and the velocity of a parameter: it was sent, or rounding is all that is left of it."""
         self._spares.pop(name, None)

@@ -43,6 +43,7 @@ from .views import view, wait_for
 
 _KEYS = {"exchange", "anchors", "steps", "outer", "pending"}
 _PENDING_KEYS = {"means", "values"}
+_MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
@@ -85,8 +86,12 @@ class LocalSteps:
     - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; what is given replaces its part.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, uncompressed, ``"keep"`` leaves each rank its own.
       Buffers that begin with an infinity (attention masks) are always kept.
+    - `memory`: ``"residual"``, the default, keeps what was not sent beside the parameters, which are equal on all ranks after every sync.
+      ``"parameters"`` keeps it in them: each rank goes on from the common anchor plus its own change that was not sent yet. For specs
+      that leave out most of a change this trains much better. Parameters are then equal on all ranks after `sync()` alone: call it
+      before an evaluation and at the end. ``"none"`` drops what was not sent; a `ResidualMemory` has a decay.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
-    - `topology`, `memory`, `small_tensor_numel`, `process_group`, `threads`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
+    - `topology`, `small_tensor_numel`, `process_group`, `threads`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
 
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -112,7 +117,7 @@ class LocalSteps:
         recipe: str | None = None,
         buffers: Literal["mean", "keep"] = "mean",
         topology: str | Topology = "allgather",
-        memory: Literal["residual", "none"] | ResidualMemory = "residual",
+        memory: Literal["residual", "parameters", "none"] | ResidualMemory = "residual",
         small_tensor_numel: int = 1024,
         process_group: dist.ProcessGroup | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -150,7 +155,9 @@ class LocalSteps:
         self._outer = None if outer is None else Outer(outer)
         self._add_new_parameters()
         every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
-        self._training = LocalTraining(reducer, memory_named(memory), 1 if every is None else every, warmup=warmup)
+        self._unsent_in_parameters = memory == "parameters"
+        held = memory_named(memory, _MEMORIES)
+        self._training = LocalTraining(reducer, held, 1 if every is None else every, warmup=warmup)
         self._delay = natural(delay, "delay")
         if self._delay >= self.every:
             raise ConfigError(f"delay is a number of steps below every, which is {self.every}; got {delay}")
@@ -215,7 +222,7 @@ class LocalSteps:
     def _before_step(self, *_: Any) -> None:
         self._add_new_parameters()
         if len(self._training.anchors) < len(self._parameters):
-            self._unchecked += self._training.add_anchors({name: view(name, parameter) for name, parameter in self._parameters.items()})
+            self._unchecked += self._training.add_anchors(self._parameter_views())
 
     def _after_step(self, *_: Any) -> None:
         self._steps_seen += 1
@@ -225,16 +232,20 @@ class LocalSteps:
         if due and self._delay and not self._training.is_warming_up:
             self._begin()
         elif due:
-            self.sync()
+            self._sync()
+        if self._unsent_in_parameters and self._pending is None:
+            self._move_residuals_into_parameters()
 
     def sync(self) -> None:
-        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it does nothing.
+        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it sends nothing.
 
         Finishes the exchange that is under way, and then exchanges what was done since it began.
         """
         self._finish()
         if self._training.steps:
             self._sync()
+        elif self._unsent_in_parameters:
+            self._reset_to_anchors()
 
     @torch.no_grad()
     def _sync(self) -> None:
@@ -283,6 +294,14 @@ class LocalSteps:
         if cost is not None:
             self._stats.add(cost)
 
+    @torch.no_grad()
+    def _move_residuals_into_parameters(self) -> None:
+        self._training.move_residuals_into_(self._parameter_views())
+
+    @torch.no_grad()
+    def _reset_to_anchors(self) -> None:
+        self._training.reset_to_anchors_(self._parameter_views())
+
     def _check_new_anchors(self) -> None:
         """Compare anchors that were not compared yet with those of the other ranks."""
         if self._unchecked:
@@ -309,7 +328,10 @@ class LocalSteps:
     def _tensors(self) -> dict[str, Any]:
         """All that is exchanged, by name: the parameters in the order of the optimizer, then the buffers."""
         buffers = {name: buffer for name, buffer in _float_buffers(self._model).items() if name in self._averaged}
-        return {name: view(name, tensor) for name, tensor in {**self._parameters, **buffers}.items()}
+        return self._parameter_views() | {name: view(name, buffer) for name, buffer in buffers.items()}
+
+    def _parameter_views(self) -> dict[str, Any]:
+        return {name: view(name, parameter) for name, parameter in self._parameters.items()}
 
     def _disable_gradient_exchange(self, parallel: DistributedDataParallel) -> None:
         """Let DDP exchange no gradients."""

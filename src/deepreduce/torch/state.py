@@ -321,10 +321,10 @@ def topology_named(topology: str | Topology) -> Topology:
     return AllGather() if topology == "dense" else topology_of(topology, "dense")
 
 
-def memory_named(memory: str | ResidualMemory) -> ErrorFeedback:
-    """Return the error feedback of a rank, by its name or with a memory of the user's."""
+def memory_named(memory: str | ResidualMemory, names: Sequence[str] = ("residual", "none")) -> ErrorFeedback:
+    """Return the error feedback of a rank, by one of these names or with a memory of the user's."""
     if isinstance(memory, ResidualMemory):
         return ErrorFeedback(memory, ResidualMemory())
-    if memory not in ("residual", "none"):
-        raise ConfigError(f"memory is 'residual', 'none' or a ResidualMemory, got {memory!r}")
-    return ErrorFeedback(ResidualMemory(), ResidualMemory()) if memory == "residual" else ErrorFeedback(None, None)
+    if memory not in names:
+        raise ConfigError(f"memory is {', '.join(map(repr, names))} or a ResidualMemory, got {memory!r}")
+    return ErrorFeedback(None, None) if memory == "none" else ErrorFeedback(ResidualMemory(), ResidualMemory())

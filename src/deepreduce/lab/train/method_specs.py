@@ -67,6 +67,8 @@ class MethodSpec:
         """Raise `ConfigError` where there is no such run in this precision, with this memory."""
         if self.kind == "local" and precision != "fp32":
             raise ConfigError(f"updates and local steps train in fp32, got {precision}")
+        if self.kind != "local" and self.spec != "dense" and memory == "parameters":
+            raise ConfigError(f"memory parameters is for updates and local steps, got {self.kind} of {self.spec}")
         if self.kind == "dgc" and memory == "none":
             raise ConfigError("dgc keeps its momentum in the residual memory, got memory none")
         if self.kind == "dgc":

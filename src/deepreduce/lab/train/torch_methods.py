@@ -66,11 +66,12 @@ class Gradients(Method):
         self, method: MethodSpec, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
     ) -> None:
         spec: Spec = Schedule(method.spec, method.steps) if method.kind == "dgc" else method.spec
+        memory = "residual" if plan.memory == "parameters" else plan.memory  # of dense gradients, which leave nothing over
         self.model = self._parallel = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
         self._state = DeepReduceState(
             spec,
             topology="dense" if spec == "dense" else Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
-            memory=ResidualMemory(momentum=MOMENTUM) if method.kind == "dgc" else plan.memory,  # type: ignore[arg-type]
+            memory=ResidualMemory(momentum=MOMENTUM) if method.kind == "dgc" else memory,  # type: ignore[arg-type]
             small_tensor_numel=plan.small,
             model=model,
             seed=plan.seed,
