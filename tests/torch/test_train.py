@@ -350,6 +350,7 @@ def test_the_demo_runs_without_a_link_where_none_can_be_made(monkeypatch, capsys
         (["--no-dense"], "nothing to train"),
         (["--precision", "bf16", "--method", "local:10", "--codec", "none/all/lloyd:2"], "train in fp32, got bf16"),
         (["--method", "dgc:100", "--codec", "nonzero/auto/qsgd"], "nonzero/auto/qsgd has none"),
+        (["--framework", "jax", "--fp16-hook"], "jax trains by gradients, got 'fp16_hook'"),
         (["--memory", "parameters", "--codec", "topr:0.01/rice/qsgd"], "memory parameters is for updates and local steps"),
     ],
 )
@@ -438,6 +439,15 @@ def test_every_method_trains_and_is_counted(tmp_path):
     assert [point["step"] for point in local["curve"]] == [8, 10]
     assert local["message_bytes"] == pytest.approx(3 / 9 * updates["message_bytes"], rel=0.1)  # at the end the rate is 0: no change
     assert updates["message_bytes"] < dgc["message_bytes"] < dense["message_bytes"]
+
+
+def test_the_hook_of_pytorch_for_half_precision_is_beside_dense(tmp_path):
+    dense, half = train(tmp_path, "--model", "cnn", "--fp16-hook", "--steps", "10", "--evaluations", "2")
+    assert half["spec"] == "fp16_hook"
+    assert half["bytes_sent"] * 2 == dense["bytes_sent"]
+    assert half["quality"] == pytest.approx(dense["quality"], abs=0.05)
+    assert half["replicas_identical"]
+    assert half["seconds"]["communication"] > 0
 
 
 def test_what_is_not_sent_stays_in_the_parameters(tmp_path):

@@ -80,6 +80,7 @@ def add(commands: Any) -> None:
     train.add_argument("--data", type=Path, metavar="PATH", help="folder of the official files of the task; for text, a file")
     train.add_argument("--target", type=finite, metavar="Q", help="say when runs reached this quality (default: that of dense at its end)")
     train.add_argument("--no-dense", action="store_true", help="leave out the dense run")
+    train.add_argument("--fp16-hook", action="store_true", help="train by PyTorch's hook for gradients in half precision too")
     _add_results(train)
     train.set_defaults(run=run_train)
 
@@ -129,7 +130,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     from ..lab.train.contract import Plan  # the training part is loaded for these commands only
     from ..lab.train.launcher import joins_others, worker_module
     from ..lab.train.links import check_links, parse_rate
-    from ..lab.train.method_specs import method_text
+    from ..lab.train.method_specs import FP16_HOOK, method_text
     from ..lab.train.sweeps import expand, parse_sweep
     from ..lab.train.tasks import task_of
 
@@ -142,7 +143,8 @@ def _plan(args: argparse.Namespace) -> Plan:
     for spec in codecs:
         parse(spec)
     specs_by_method = [method_text(method, spec) for method in args.method or ["gradients"] for spec in codecs]
-    specs = dict.fromkeys([*([] if args.no_dense else ["dense"]), *specs_by_method])
+    without_codec = [*([] if args.no_dense else ["dense"]), *([FP16_HOOK] if args.fp16_hook else [])]
+    specs = dict.fromkeys([*without_codec, *specs_by_method])
     if not specs:
         raise ConfigError("nothing to train: give a --codec, or leave out --no-dense")
     plan = Plan(

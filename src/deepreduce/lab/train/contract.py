@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from ...errors import ConfigError
-from .method_specs import MethodSpec
+from .method_specs import FP16_HOOK, MethodSpec
 from .schedules import schedule_of
 
 PRECISIONS = ("fp32", "fp16", "bf16")
@@ -41,7 +41,7 @@ _STEP_EVENTS_APART_SECONDS = 0.1
 class Plan:
     """One training job: the same model and data for every spec, which may have a method before it (`method_specs`).
 
-    `dense` is the framework's own allreduce.
+    `dense` is the framework's own allreduce, `fp16_hook` that of PyTorch in half precision.
     A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.RateSchedule`; `evaluations` may
     be 0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
     Quality is measured on `test_batches` batches per worker, of all that there are if None.
@@ -88,7 +88,7 @@ class Plan:
         if (self.task, self.accumulate, self.precision) != ("digits", 1, "fp32"):
             got = f"{self.task}, {self.precision}, accumulate {self.accumulate}"
             raise ConfigError(f"{name} trains digits in fp32 without accumulation; got {got}")
-        methods = [spec for spec in self.specs if MethodSpec.parse(spec).kind != "gradients"]
+        methods = [spec for spec in self.specs if MethodSpec.parse(spec).kind != "gradients" or spec == FP16_HOOK]
         if methods:
             raise ConfigError(f"{name} trains by gradients, got {methods[0]!r}")
         if name == "jax" and self.link:  # seen in 0.10: its gloo takes the loopback address in each network namespace

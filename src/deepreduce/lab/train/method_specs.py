@@ -10,6 +10,9 @@ from ...pipeline import parse
 from ...step.schedule import Schedule
 
 Kind = Literal["gradients", "dgc", "local"]
+FP16_HOOK = "fp16_hook"
+UNCOMPRESSED = ("dense", FP16_HOOK)
+"""The specs of runs that our codecs have no part in: the framework's allreduce, and PyTorch's hook for half precision before it."""
 
 METHODS = (
     "gradients (compressed by a DDP hook), dgc:STEPS (the same with momentum correction, and density warm-up over STEPS steps), updates "
@@ -67,7 +70,7 @@ class MethodSpec:
         """Raise `ConfigError` where there is no such run in this precision, with this memory."""
         if self.kind == "local" and precision != "fp32":
             raise ConfigError(f"updates and local steps train in fp32, got {precision}")
-        if self.kind != "local" and self.spec != "dense" and memory == "parameters":
+        if self.kind != "local" and self.spec not in UNCOMPRESSED and memory == "parameters":
             raise ConfigError(f"memory parameters is for updates and local steps, got {self.kind} of {self.spec}")
         if self.kind == "dgc" and memory == "none":
             raise ConfigError("dgc keeps its momentum in the residual memory, got memory none")

@@ -19,7 +19,7 @@ from ...step.stats import StepStats
 from ...step.topology import TOPOLOGIES
 from ...torch import DeepReduceState, LocalSteps
 from .contract import Plan
-from .method_specs import MethodSpec
+from .method_specs import FP16_HOOK, UNCOMPRESSED, MethodSpec
 from .torch_probe import Probe, Watched
 
 MOMENTUM = 0.9
@@ -60,24 +60,25 @@ def method_of(
 
 
 class Gradients(Method):
-    """DDP with the hook of deepreduce, or its own allreduce for dense ones."""
+    """DDP with the hook of deepreduce, or without compression: its own allreduce, or PyTorch's hook for half precision."""
 
     def __init__(
         self, method: MethodSpec, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
     ) -> None:
         spec: Spec = Schedule(method.spec, method.steps) if method.kind == "dgc" else method.spec
-        memory = "residual" if plan.memory == "parameters" else plan.memory  # of dense gradients, which leave nothing over
+        memory = "residual" if plan.memory == "parameters" else plan.memory  # for a run without a codec, which leaves nothing over
         self.model = self._parallel = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
+        compressed = spec not in UNCOMPRESSED
         self._state = DeepReduceState(
-            spec,
-            topology="dense" if spec == "dense" else Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
+            spec if compressed else "dense",
+            topology=Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges) if compressed else "dense",
             memory=ResidualMemory(momentum=MOMENTUM) if method.kind == "dgc" else memory,  # type: ignore[arg-type]
             small_tensor_numel=plan.small,
             model=model,
             seed=plan.seed,
         )
         self._probe = Probe(probed_step, exchanges)
-        self._parallel.register_comm_hook(self._state, self._probe.hook)
+        self._parallel.register_comm_hook(self._state, self._probe.fp16_hook if spec == FP16_HOOK else self._probe.hook)
 
     def accumulating(self) -> AbstractContextManager[Any]:
         return self._parallel.no_sync()

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.futures import Future
 
 from ...step.exchange import ExchangeContext, ExchangeResult
 from ...step.frame import Failure
 from ...step.items import EncodedMessage, OutgoingTensor
 from ...step.seeds import StepSeed
+from ...step.stats import StepStats, ring_bytes
 from ...step.stopwatch import Stopwatch
 from ...step.threads import ONE_THREAD, Threads
 from ...step.topology import Topology
@@ -35,13 +38,31 @@ class Probe:
 
     def hook(self, state: DeepReduceState, bucket: GradBucket) -> Future[torch.Tensor]:
         """For `register_comm_hook`."""
-        if state.step == self._probed_step:
-            buffer = bucket.buffer()
+        self._note_ready(state.step, bucket.buffer())
+        reduced = deepreduce_hook(state, bucket)
+        return reduced if not state.options.dense else self._timed(reduced, self.ready_at)
+
+    def fp16_hook(self, state: DeepReduceState, bucket: GradBucket) -> Future[torch.Tensor]:
+        """PyTorch's hook for gradients in half precision, counted in the statistics of a state as its own steps are."""
+        self._note_ready(state.step, bucket.buffer())
+        start, last, numel, step = self.ready_at, bucket.is_last(), bucket.buffer().numel(), state.step
+        dense_bytes, message_bytes = numel * bucket.buffer().element_size(), numel * torch.float16.itemsize
+        state.step += 1 if last else 0
+
+        def count(reduced: Future[torch.Tensor]) -> torch.Tensor:
+            sent_bytes = ring_bytes(message_bytes, dist.get_world_size())
+            cost = StepStats(step, dense_bytes, message_bytes, sent_bytes, exchange_seconds=time.perf_counter() - start)
+            state.stats().add(cost, last)
+            return reduced.value()
+
+        reduced = fp16_compress_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
+        return self._timed(reduced.then(count), start)
+
+    def _note_ready(self, step: int, buffer: torch.Tensor) -> None:
+        if step == self._probed_step:
             self._zeros += buffer.numel() - int(torch.count_nonzero(buffer))
             self._counted += buffer.numel()
         self.ready_at = time.perf_counter()
-        reduced = deepreduce_hook(state, bucket)
-        return reduced if not state.options.dense else self._timed(reduced, self.ready_at)
 
     def _timed(self, reduced: Future[torch.Tensor], start: float) -> Future[torch.Tensor]:
         """Buckets of an allreduce share the link: a moment in which two are under way counts once."""
