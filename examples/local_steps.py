@@ -1,7 +1,7 @@
-"""AdamW over a slow link: each rank takes its own steps, and the ranks synchronize what these changed, at two bits per element.
+"""AdamW over a slow link: each rank takes its own steps, and the ranks exchange the largest part of what these changed.
 
 torchrun --nproc-per-node 2 examples/local_steps.py
-torchrun --nproc-per-node 2 examples/local_steps.py --every 100     # a tenth of the bytes
+torchrun --nproc-per-node 2 examples/local_steps.py --every 40     # a tenth of the bytes
 """
 
 import argparse
@@ -14,7 +14,7 @@ from deepreduce.torch import LocalSteps
 
 def main():
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--every", type=int, default=10)
+    arguments.add_argument("--every", type=int, default=4)
     arguments.add_argument("--steps", type=int, default=200)
     options = arguments.parse_args()
 

@@ -584,9 +584,12 @@ def test_ddp_that_would_exchange_something_is_refused():
 
 def test_what_is_given_beside_a_recipe_is_not_replaced():
     model = network()
-    with LocalSteps(model, adamw(model), recipe="adam") as whole, LocalSteps(model, adamw(model), recipe="adam", outer=None) as mean:
-        assert isinstance(whole.outer, torch.optim.SGD)
-        assert mean.outer is None
+    with LocalSteps(model, adamw(model), recipe="adam") as whole:
+        assert (whole.every, whole._unsent_in_parameters) == (4, True)
+    with LocalSteps(model, adamw(model), "none/all/lloyd:2", 10, NESTEROV, recipe="adam", memory="residual") as given:
+        assert repr(given) == "LocalSteps(none/all/lloyd:2, every 10, allgather)"
+        assert isinstance(given.outer, torch.optim.SGD)
+        assert not given._unsent_in_parameters
     assert DeepReduceState(recipe="sgd").memory.own.momentum > 0
     assert DeepReduceState(recipe="sgd", memory="residual").memory.own.momentum == 0
     assert DeepReduceState(recipe="sgd", memory="none").memory.own is None

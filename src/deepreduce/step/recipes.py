@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import ConfigError
 from .residual import ResidualMemory
@@ -28,16 +29,15 @@ class GradientRecipe:
 
 @dataclass(frozen=True)
 class LocalRecipe:
-    """How the changes of local steps are sent, and the rate and Nesterov momentum of the outer SGD."""
+    """How the changes of local steps are sent, after how many of them, and where what was not sent is kept."""
 
     spec: str
     every: int
-    outer_rate: float
-    outer_momentum: float
+    memory: Literal["residual", "parameters"]
 
 
 GRADIENT_RECIPES = {"sgd": GradientRecipe("topr:0.01/rice/qsgd", warm_up_steps=500, momentum=0.9)}
-LOCAL_RECIPES = {"adam": LocalRecipe("none/all/lloyd:2", every=10, outer_rate=0.7, outer_momentum=0.6)}
+LOCAL_RECIPES = {"adam": LocalRecipe("topr:0.15/rice/lloyd:1", every=4, memory="parameters")}
 _FOR_ADAPTIVE = '"adam" is for AdamW and other adaptive optimizers too'
 
 
@@ -60,7 +60,7 @@ def local_recipe(name: str) -> LocalRecipe:
     """Return the recipe for local steps of this name.
 
     >>> local_recipe("adam").every
-    10
+    4
     >>> local_recipe("adamw")
     Traceback (most recent call last):
         ...

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -47,12 +46,6 @@ _MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
-class _Given(Enum):
-    """What stands for an argument that was left out, where None has a meaning of its own."""
-
-    NOT = "not given"
-
-
 @dataclass(frozen=True, eq=False)
 class _Pending:
     """An exchange beside local steps: its means and cost (None after a restart), and the values of the parameters that it began with."""
@@ -74,7 +67,7 @@ class LocalSteps:
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
     - `every`: steps between two syncs; default 1.
     - `warmup`: the first steps, after each of which there is a sync, without delay or outer optimizer; default 0.
-    - `outer`: None, the default without a recipe, applies the mean. An optimizer of the same parameters, or what makes one of a list of
+    - `outer`: None, the default, applies the mean. An optimizer of the same parameters, or what makes one of a list of
       parameters, takes a step from the last sync with the mean change as gradient, such as
       ``torch.optim.SGD(model.parameters(), 0.7, momentum=0.6, nesterov=True)``.
     - `delay`: how many local steps the exchange of a sync runs beside, below `every`; default 0: the sync waits for it. The change is
@@ -83,13 +76,13 @@ class LocalSteps:
       An error of the exchange is raised in the step that would apply the mean.
     - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
       specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
-    - `recipe`: ``"adam"`` sets `spec`, `every` and `outer` to what was measured to be best; what is given replaces its part.
+    - `recipe`: ``"adam"`` sets `spec`, `every` and `memory` to what was measured to be best; what is given replaces its part.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, uncompressed, ``"keep"`` leaves each rank its own.
       Buffers that begin with an infinity (attention masks) are always kept.
-    - `memory`: ``"residual"``, the default, keeps what was not sent beside the parameters, which are equal on all ranks after every sync.
-      ``"parameters"`` keeps it in them: each rank goes on from the common anchor plus its own change that was not sent yet. For specs
-      that leave out most of a change this trains much better. Parameters are then equal on all ranks after `sync()` alone: call it
-      before an evaluation and at the end. ``"none"`` drops what was not sent; a `ResidualMemory` has a decay.
+    - `memory`: ``"residual"``, the default without a recipe, keeps what was not sent beside the parameters, which are equal on all ranks
+      after every sync. ``"parameters"`` keeps it in them: each rank goes on from the common anchor plus its own change that was not sent
+      yet. Where a spec leaves out much of a change, this trains better. Parameters are then equal on all ranks after `sync()` alone: call
+      it before an evaluation and at the end. ``"none"`` drops what was not sent; a `ResidualMemory` has a decay.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
     - `topology`, `small_tensor_numel`, `process_group`, `threads`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
 
@@ -109,7 +102,7 @@ class LocalSteps:
         optimizer: Optimizer,
         spec: Spec | None = None,
         every: int | None = None,
-        outer: OuterOptimizer | Literal[_Given.NOT] | None = _Given.NOT,
+        outer: OuterOptimizer | None = None,
         *,
         warmup: int = 0,
         delay: int = 0,
@@ -117,7 +110,7 @@ class LocalSteps:
         recipe: str | None = None,
         buffers: Literal["mean", "keep"] = "mean",
         topology: str | Topology = "allgather",
-        memory: Literal["residual", "parameters", "none"] | ResidualMemory = "residual",
+        memory: Literal["residual", "parameters", "none"] | ResidualMemory | None = None,
         small_tensor_numel: int = 1024,
         process_group: dist.ProcessGroup | None = None,
         scaler: torch.amp.GradScaler | None = None,
@@ -140,9 +133,8 @@ class LocalSteps:
         if recipe is not None:
             chosen = local_recipe(recipe)
             spec, every = chosen.spec if spec is None else spec, chosen.every if every is None else every
-            sgd = partial(torch.optim.SGD, lr=chosen.outer_rate, momentum=chosen.outer_momentum, nesterov=True)
-            outer = sgd if outer is _Given.NOT else outer
-        outer = None if outer is _Given.NOT else outer
+            memory = chosen.memory if memory is None else memory
+        memory = "residual" if memory is None else memory
         assert spec is not None
         self._model = unwrapped(model)
         self._optimizer = optimizer
