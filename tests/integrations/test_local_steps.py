@@ -16,12 +16,13 @@ def by_hand(rank):
     """The parameters after six steps and three syncs, without any tool."""
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    with LocalSteps(model, optimizer, **WAY):
+    with LocalSteps(model, optimizer, **WAY) as local:
         for step in range(6):
             inputs, targets = batch(rank, step)
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(inputs), targets).backward()
             optimizer.step()
+        local.sync()
     return flat(model)
 
 
@@ -37,6 +38,7 @@ def by_accelerate(rank, port):
         optimizer.zero_grad()
         accelerator.backward(torch.nn.functional.cross_entropy(model(inputs), targets))
         optimizer.step()
+    local.sync()
     assert local.syncs == 3
     return flat(model), by_hand(rank)
 
@@ -48,6 +50,9 @@ def by_lightning(rank, port):
     class Local(Callback):
         def on_train_start(self, trainer, pl_module):
             self.steps = LocalSteps(trainer.strategy.model, trainer.optimizers[0], **WAY)
+
+        def on_train_end(self, trainer, pl_module):
+            self.steps.sync()
 
     class Module(LightningModule):
         def __init__(self):
@@ -86,6 +91,9 @@ def by_trainer(rank, port, path):
     class Local(TrainerCallback):
         def on_train_begin(self, args, state, control, optimizer=None, **rest):
             self.steps = LocalSteps(trainer.model_wrapped, optimizer.optimizer, **WAY)
+
+        def on_train_end(self, args, state, control, **rest):
+            self.steps.sync()
 
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)
