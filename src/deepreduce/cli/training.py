@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         epilog="examples:\n"
         "  deepreduce train --codec topr:0.01/rice/qsgd --report out\n"
         "  deepreduce train --workers 4 --codec topr:0.01/rice/qsgd --link 100mbit --steps 100\n"
-        "  deepreduce train --task text --method local:10 --codec none/all/lloyd:2 --seeds 3\n"
+        "  deepreduce train --task text --method local:4 --codec topr:0.15/rice/lloyd:1 --memory parameters --seeds 3\n"
         "  torchrun --nproc-per-node 2 -m deepreduce.cli.main train --codec topr:0.01/rice/qsgd",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
