@@ -157,7 +157,10 @@ def rows_of(path: Path | None) -> list[dict[str, str]]:
     if path is None or not path.exists():
         return []
     with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+        reader = csv.DictReader(file)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise SystemExit(f"{path} has other columns than {', '.join(COLUMNS)}: give another file")
+        return list(reader)
 
 
 def append(path: Path, new: dict[str, str]) -> None:

@@ -51,7 +51,7 @@ def by_lightning(rank, port):
         def on_train_start(self, trainer, pl_module):
             self.steps = LocalSteps(trainer.strategy.model, trainer.optimizers[0], **WAY)
 
-        def on_train_end(self, trainer, pl_module):
+        def on_train_epoch_end(self, trainer, pl_module):
             self.steps.sync()
 
     class Module(LightningModule):
@@ -92,8 +92,11 @@ def by_trainer(rank, port, path):
         def on_train_begin(self, args, state, control, optimizer=None, **rest):
             self.steps = LocalSteps(trainer.model_wrapped, optimizer.optimizer, **WAY)
 
-        def on_train_end(self, args, state, control, **rest):
-            self.steps.sync()
+        def on_step_end(self, args, state, control, **rest):
+            if control.should_evaluate or control.should_save or control.should_training_stop:
+                self.steps.sync()
+
+        on_epoch_end = on_step_end
 
     torch.manual_seed(0)
     config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=64, n_positions=16)

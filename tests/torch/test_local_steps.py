@@ -426,7 +426,7 @@ def test_a_foreign_state_is_refused():
     train(0, model, optimizer, 3)
     state = local.state_dict()
     refused = [
-        ({"steps": 1}, "has the keys anchors, exchange, outer, pending, steps"),
+        ({"steps": 1}, "has the keys anchors, exchange, outer, pending, residuals_in_parameters, steps"),
         ({**state, "outer": None}, "made without an outer optimizer"),
         ({**state, "anchors": {"other": torch.ones(2)}}, "other of shape"),
         ({**state, "exchange": {**state["exchange"], "seed": 8}}, "seed 8"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from deepreduce.torch import LocalSteps
+from deepreduce.torch import LocalSteps, reshard
 
 from .ranks import run_ranks
 from .tasks import batch, flat, network
@@ -117,6 +117,70 @@ def interrupted_and_not(rank, way):
 def test_resuming_gives_the_same_bits(way):
     for straight, resumed in run_ranks(interrupted_and_not, 2, way):
         assert torch.equal(straight, resumed)
+
+
+def test_a_state_with_an_exchange_under_way_goes_on_with_another_warmup():
+    def steps(run, count):
+        local, optimizer, model = run
+        for _ in range(count):
+            model.weight.grad = torch.ones_like(model.weight)
+            optimizer.step()
+        return local
+
+    def made(**options):
+        model = torch.nn.Linear(4, 4, bias=False)
+        torch.nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        return LocalSteps(model, optimizer, "none/all/raw", 4, delay=3, **options), optimizer, model
+
+    for memory in ("residual", "parameters"):
+        first = made(memory=memory)
+        state = steps(first, 5).state_dict()
+        assert state["pending"] is not None
+        again = made(memory=memory, warmup=6)
+        again[2].load_state_dict(first[2].state_dict())
+        again[0].load_state_dict(state)
+        steps(again, 3).sync()
+        assert bool((again[2].weight == -8).all()), memory
+        first[0].close()
+        again[0].close()
+
+
+def test_states_and_memories_that_do_not_fit_are_refused():
+    model, optimizer, local = started()
+    train(0, model, optimizer, 3)
+    apart = local.state_dict()
+    with pytest.raises(ValueError, match=r"state 0 was saved between two syncs.*call local.sync\(\) before"):
+        reshard([apart], ranks=2)
+    beside = LocalSteps(other := network(), torch.optim.AdamW(other.parameters()), SPARSE, memory="residual", small_tensor_numel=16)
+    with pytest.raises(ValueError, match='goes on with memory="parameters"'):
+        beside.load_state_dict(apart)
+    local.sync()
+    first, _ = reshard([local.state_dict()], ranks=2)
+    assert first["exchange"]["memory"]["residuals"]
+    beside.load_state_dict(local.state_dict())
+
+
+def test_sync_leaves_weights_alone_that_were_set_after_it():
+    model, optimizer, local = started()
+    train(0, model, optimizer, 3)
+    local.sync()
+    with torch.no_grad():
+        model[0].weight.fill_(7.0)
+    local.sync()
+    assert bool((model[0].weight == 7.0).all())
+
+
+def test_a_parameter_that_is_frozen_after_sync_stays_where_it_is():
+    model, optimizer, local = started()
+    train(0, model, optimizer, 5)
+    local.sync()
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    optimizer.zero_grad(set_to_none=True)
+    train(0, model, optimizer, 5, start=5)
+    local.sync()
+    assert torch.equal(model[0].weight, before)
 
 
 def in_half_precision(rank):

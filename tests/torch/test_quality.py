@@ -51,7 +51,7 @@ def test_runs_that_the_file_has_are_not_repeated(quality, tmp_path, monkeypatch,
     losses = {("dense", "0.002"): "2.0", ("dense", "0.004"): "1.5", (WAY, "0.002"): "1.8", (WAY, "0.004"): "1.9"}
     for (way, rate), loss in losses.items():
         for seed in range(2):
-            row = (way, rate, seed, 800, 2, 8, float(loss) + seed / 10, 31.0)
+            row = (way, rate, seed, 800, 2, 8, "residual", 1024, float(loss) + seed / 10, 31.0)
             quality.append(path, dict(zip(quality.COLUMNS, map(str, row), strict=True)))
     dist.destroy_process_group()
     monkeypatch.setattr(sys, "argv", ["quality.py", "dense", WAY, "--rates", "0.002", "0.004", "--seeds", "2", "--out", str(path)])

@@ -1,4 +1,4 @@
-"""Local steps: every rank trains by itself, and after some steps all ranks synchronize and go on from the same parameters.
+"""Local steps: every rank trains by itself, and after some steps all ranks synchronize and go on from the same anchor.
 
 ::
 
@@ -51,7 +51,7 @@ class Capture:
 class LocalTraining:
     """The parameters of one rank between two syncs.
 
-    `anchors` holds every tensor as it was after the last sync, in the accumulation dtype, the same on all ranks. A tensor without an
+    `anchors` holds what the last sync made of every tensor, in the accumulation dtype, the same on all ranks. A tensor without an
     anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync. The first `warmup`
     syncs come after every step.
 
@@ -144,7 +144,7 @@ class LocalTraining:
             arrays.assign_(tensor, moved)
 
     def move_residuals_into_(self, tensors: Mapping[str, Array]) -> None:
-        """Subtract the residuals of tensors from them, in place; what the dtype of a tensor cannot hold of its residual stays one."""
+        """Subtract the residuals of tensors from them, in place; what a half precision cannot hold of its residual stays one."""
         if self.memory.own is None or not self.memory.own.residuals:
             return
         for name, tensor in tensors.items():
@@ -227,5 +227,5 @@ def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Trans
             raise PeerError(
                 f"rank {rank} starts with other values of {names[different[0]]} than rank 0 (and so for {different.size} of {len(names)}): "
                 "training starts from equal parameters: set one seed, broadcast them from rank 0 before, or load one checkpoint, "
-                "with the state of LocalSteps if it has one"
+                "with the state of LocalSteps if it has one; after other local steps, call their sync() before close()"
             )

@@ -40,7 +40,7 @@ from .state import memory_named, topology_named
 from .transport import connect, rank_and_size, without_group
 from .views import view, wait_for
 
-_KEYS = {"exchange", "anchors", "steps", "outer", "pending"}
+_KEYS = {"exchange", "anchors", "steps", "outer", "pending", "residuals_in_parameters"}
 _PENDING_KEYS = {"means", "values"}
 _MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -55,11 +55,12 @@ class _Pending:
 
 
 class LocalSteps:
-    """Lets every rank take its own optimizer steps, and after every `every` of them brings all ranks to the same parameters, bit for bit.
+    """Lets every rank take its own optimizer steps, and after every `every` of them applies the compressed mean of what they changed.
 
     For any optimizer; the loop stays as it is. DDP is not needed. At a sync, the change of the parameters since the last one is compressed
-    with error feedback and exchanged, and its mean is applied. ``every=1`` is compressed data parallelism for optimizers such as Adam,
-    which compressed gradients slow down; ``every=30`` with an `outer` optimizer is DiLoCo.
+    with error feedback and exchanged, and its mean is applied to the parameters of the last sync, the anchor, which is the same on all
+    ranks, bit for bit. All ranks go on from it, unless `memory` says otherwise. ``every=1`` is compressed data parallelism for optimizers
+    such as Adam, which compressed gradients slow down; ``every=30`` with an `outer` optimizer is DiLoCo.
 
     - `model`: the module that is trained; it gives parameters their names. All ranks start with equal parameters. A model that a tool has
       put under DDP will do: DDP then exchanges no gradients, which cannot be undone for that DDP model.
@@ -148,6 +149,7 @@ class LocalSteps:
         self._add_new_parameters()
         every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
         self._unsent_in_parameters = memory == "parameters"
+        self._residuals_beside = False  # with the above: they are to be moved into the parameters after the next step
         held = memory_named(memory, _MEMORIES)
         self._training = LocalTraining(reducer, held, 1 if every is None else every, warmup=warmup)
         self._delay = natural(delay, "delay")
@@ -224,19 +226,21 @@ class LocalSteps:
         if due and self._delay and not self._training.is_warming_up:
             self._begin()
         elif due:
+            self._finish()  # one that was loaded
             self._sync()
-        if self._unsent_in_parameters and self._pending is None:
+        if self._residuals_beside and self._pending is None:
             self._move_residuals_into_parameters()
 
     def sync(self) -> None:
         """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it sends nothing.
 
-        Finishes the exchange that is under way, and then exchanges what was done since it began.
+        Finishes the exchange that is under way, and then exchanges what was done since it began. With ``memory="parameters"`` the
+        parameters become those of the last sync, also where they were set from outside since then.
         """
         self._finish()
         if self._training.steps:
             self._sync()
-        elif self._unsent_in_parameters:
+        elif self._unsent_in_parameters and not self._residuals_beside:
             self._reset_to_anchors()
 
     @torch.no_grad()
@@ -283,16 +287,20 @@ class LocalSteps:
             outer.step({name: means[name] for name in names})
             training.set_anchors({name: tensors[name] for name in names})
         training.set_anchor_plus_(tensors, moves)
+        self._residuals_beside = self._unsent_in_parameters
         if cost is not None:
             self._stats.add(cost)
 
     @torch.no_grad()
     def _move_residuals_into_parameters(self) -> None:
-        self._training.move_residuals_into_(self._parameter_views())
+        views = self._parameter_views()
+        self._training.move_residuals_into_({name: views[name] for name, each in self._parameters.items() if each.requires_grad})
+        self._residuals_beside = False
 
     @torch.no_grad()
     def _reset_to_anchors(self) -> None:
         self._training.reset_to_anchors_(self._parameter_views())
+        self._residuals_beside = True
 
     def _check_new_anchors(self) -> None:
         """Compare anchors that were not compared yet with those of the other ranks."""
@@ -353,6 +361,7 @@ class LocalSteps:
             "steps": training.steps,
             "outer": None if self.outer is None else self.outer.state_dict(),
             "pending": None if pending is None else {key: _copied(table) for key, table in pending.items()},
+            "residuals_in_parameters": self._unsent_in_parameters and not self._residuals_beside,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -365,6 +374,8 @@ class LocalSteps:
             raise InputError(f"a state of LocalSteps has the keys {', '.join(sorted(_KEYS))}; got {found}")
         if (state["outer"] is None) != (self.outer is None):
             raise InputError(f"the state was made {'without' if state['outer'] is None else 'with'} an outer optimizer, this one is not")
+        if state["residuals_in_parameters"] and not self._unsent_in_parameters:
+            raise InputError('the parameters of this state hold what was not sent: it goes on with memory="parameters"')
         self._add_new_parameters()
         training, tensors = self._training, self._tensors()
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
@@ -379,13 +390,14 @@ class LocalSteps:
             self.outer.load_state_dict(state["outer"])
         training.load(checkpoint, anchors, steps)
         self._unchecked, self._pending = list(anchors), pending
+        self._residuals_beside = self._unsent_in_parameters and not state["residuals_in_parameters"]
 
     # Life
 
     def close(self) -> None:
         """Remove the hooks from the optimizer, wait for a running exchange, and close the connections; the parameters stay as they are.
 
-        With `delay`, call `sync()` before, so that ranks end with the same parameters.
+        With `delay` or ``memory="parameters"``, call `sync()` before, so that ranks end with the same parameters.
         """
         self._wait()
         self._disconnect()

@@ -13,7 +13,7 @@ from .convert import mapped_to_numpy, mapped_to_torch
 def reshard(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
     """Return the states of `ranks` ranks from the states of all ranks of a run, however many they were; no residual is lost.
 
-    The states are those of a `DeepReduceState` or of `LocalSteps`, saved after a sync.
+    The states are those of a `DeepReduceState`, or of `LocalSteps`, saved after `sync()`.
 
     >>> import torch
     >>> from deepreduce.torch import DeepReduceState, allreduce_
@@ -28,11 +28,11 @@ def reshard(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, A
 
 
 def _reshard_local(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict[str, Any]]:
-    """After a sync, all ranks of a run with local steps have the same anchors and the same outer optimizer."""
+    """After `sync()`, all ranks of a run with local steps have the same parameters, anchors and outer optimizer."""
     for number, state in enumerate(states):
         if "exchange" not in state:
             raise InputError(f"state {number} is not one of LocalSteps, others are")
-        if state["steps"] or state["pending"] is not None:
+        if state["steps"] or state["pending"] is not None or state["residuals_in_parameters"]:
             raise InputError(f"state {number} was saved between two syncs, with changes that only its rank has: call local.sync() before")
     exchanges = reshard([state["exchange"] for state in states], ranks)
     return [{**states[0], "exchange": exchange} for exchange in exchanges]

@@ -50,7 +50,7 @@ class _Half(ValueCodec):
         flat = ragged.joined_elements(parts, counts, self.wire)
         if flat is None:
             return super().decode_batch(parts, counts, dtype)
-        return ragged.cut(self._widened(flat, dtype), ragged.bounds_of(counts))
+        return ragged.cut(flat if flat.dtype == dtype else self._widened(flat, dtype), ragged.bounds_of(counts))
 
     def _rounded(self, values: Values) -> Values:
         with _quiet():
