@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from deepreduce.kernels import draw, half, quantise, sketch, ternary
+from deepreduce.kernels import draw, half, lloyd, quantise, sketch, ternary
 
 FINITE = st.floats(-1e6, 1e6, width=32)
 VALUES = hnp.arrays(np.float64, st.integers(0, 300), elements=FINITE)
@@ -161,3 +161,26 @@ def test_widening_of_float16_is_exact():
     expected = halves.view(np.float16).astype(np.float32)
     assert np.array_equal(half.widened(halves), expected, equal_nan=True)
     assert np.array_equal(np.signbit(half.widened(halves)), np.signbit(expected))
+
+
+def halfway_between_levels(rising, levels, rounds):
+    """Lloyd's algorithm in a few lines of numpy."""
+    exact = rising.astype(np.float64)
+    below = np.concatenate(([0.0], np.cumsum(exact)))
+    centres = exact[(2 * np.arange(levels) + 1) * rising.size // (2 * levels)]
+    for _ in range(rounds):
+        cuts = np.concatenate(([0], np.searchsorted(exact, (centres[1:] + centres[:-1]) / 2), [rising.size]))
+        counts, sums = np.diff(cuts), np.diff(below[cuts])
+        centres = np.maximum.accumulate(np.where(counts > 0, sums / np.maximum(counts, 1), centres))
+    return (centres[1:] + centres[:-1]) / 2
+
+
+@given(values=hnp.arrays(np.float32, st.integers(1, 300), elements=FINITE), bits=st.integers(1, 8))
+@settings(max_examples=100, deadline=None)
+def test_the_levels_of_lloyd(values, bits):
+    rising = np.sort(values)
+    assert np.array_equal(lloyd.edges(rising, 1 << bits, 16), halfway_between_levels(rising, 1 << bits, 16))
+
+
+def test_no_values_have_levels_too():
+    assert not lloyd.edges(np.empty(0, np.float32), 4, 16).any()

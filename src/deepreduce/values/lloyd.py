@@ -73,19 +73,4 @@ class Lloyd(LossyValueCodec):
     def _nearest(self, numbers: Values) -> Any:
         """The number of the level of each value; levels rise."""
         sample = numbers[:: numbers.size // _SAMPLE | 1]  # an odd stride meets all columns of most tensors
-        return kernels.sketch.assign(numbers, _edges(np.sort(sample), self.levels).astype(numbers.dtype))
-
-
-def _edges(rising: Values, levels: int) -> Values:
-    """The values halfway between neighbouring levels, by Lloyd's algorithm from quantiles."""
-    if not rising.size:
-        return np.zeros(levels - 1)
-    exact = rising.astype(np.float64)
-    below = np.concatenate(([0.0], np.cumsum(exact)))
-    centres = exact[(2 * np.arange(levels) + 1) * rising.size // (2 * levels)]
-    for _ in range(_ROUNDS):
-        cuts = np.concatenate(([0], np.searchsorted(exact, (centres[1:] + centres[:-1]) / 2), [rising.size]))
-        counts, sums = np.diff(cuts), np.diff(below[cuts])
-        centres = np.maximum.accumulate(np.where(counts > 0, sums / np.maximum(counts, 1), centres))
-    edges: Values = (centres[1:] + centres[:-1]) / 2
-    return edges
+        return kernels.sketch.assign(numbers, kernels.lloyd.edges(np.sort(sample), self.levels, _ROUNDS).astype(numbers.dtype))
