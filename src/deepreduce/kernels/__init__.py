@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from . import hazard as hazard
     from . import hazardcoder as hazardcoder
     from . import huffman as huffman
+    from . import lloyd as lloyd
     from . import policies as policies
     from . import prefixes as prefixes
     from . import qsgdbatch as qsgdbatch
