@@ -45,7 +45,7 @@ TASKS = {
     task.name: task
     for task in (
         Task("digits", "classes", "accuracy", ("mlp", "cnn"), digits.read, 32, 18, 9, "sgd", 0.1),
-        Task("cifar10", "classes", "accuracy", ("resnet20", "densenet40"), cifar10.read, 64, 100, 5, "sgd", 0.1, 1e-4),
+        Task("cifar10", "classes", "accuracy", ("resnet20", "densenet40", "convnet"), cifar10.read, 64, 100, 5, "sgd", 0.1, 1e-4),
         Task("imagenet", "classes", "accuracy", ("resnet50",), imagenet.read, 32, 90, 5, "sgd", 0.1, 1e-4),
         Task("ml1m", "ranking", "HR@10", ("neumf",), ml1m.read, 4096, 10, 5, "adam", 1e-3),
         Task("text", "text", "validation loss", ("gpt",), text.read, 8, 1, 8, "adamw", 2e-3, 0.1, steps=800, clip=1.0),

@@ -77,6 +77,27 @@ class _Dense(nn.Module):
         return torch.cat([x, self.conv(functional.relu(self.norm(x)))], 1)
 
 
+def convnet() -> nn.Module:
+    """Two convolutions and three linear layers for 32x32 images: 1,756,426 parameters, eight times as many per multiplication as ResNet-20.
+
+    The shape that federated averaging was tried with on CIFAR-10 (McMahan et al. 2017), without its normalisation of local responses.
+    """
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(4096, 384),
+        nn.ReLU(),
+        nn.Linear(384, 192),
+        nn.ReLU(),
+        nn.Linear(192, 10),
+    )
+
+
 class NeuMF(nn.Module):
     """Neural matrix factorisation: 64 factors that are multiplied beside 128 that go through three layers, for users and items each.
 
@@ -125,6 +146,7 @@ _MODELS: dict[str, Callable[[Any], nn.Module]] = {
     "cnn": lambda data: cnn(),
     "resnet20": lambda data: ResNet20(),
     "densenet40": lambda data: DenseNet40(),
+    "convnet": lambda data: convnet(),
     "resnet50": lambda data: ResNet50(),
     "gpt": lambda data: GPT(),
     "neumf": lambda data: NeuMF(data.user_count, data.item_count),
@@ -140,7 +162,7 @@ def build(name: str, data: Data, seed: int) -> nn.Module:
 def parameter_count(model: nn.Module) -> int:
     """Return the number of elements of all parameters.
 
-    >>> parameter_count(ResNet20()), parameter_count(DenseNet40())
-    (269722, 1019722)
+    >>> parameter_count(ResNet20()), parameter_count(DenseNet40()), parameter_count(convnet())
+    (269722, 1019722, 1756426)
     """
     return sum(parameter.numel() for parameter in model.parameters())
