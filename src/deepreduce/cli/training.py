@@ -42,7 +42,7 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     train.add_argument("--task", default="digits", metavar="TASK", help="digits (default), cifar10, imagenet, ml1m, ml20m or text")
-    train.add_argument("--model", metavar="NAME", help="mlp or cnn for digits, resnet20, densenet40 or convnet for cifar10; else one per task")
+    train.add_argument("--model", metavar="NAME", help="digits: mlp, cnn; cifar10: resnet20, densenet40, convnet; others have one")
     train.add_argument("--framework", default="torch", metavar="NAME", help="torch (default); tensorflow or jax for digits")
     train.add_argument("--workers", type=positive, default=2, metavar="N", help="processes (default 2)")
     train.add_argument("--codec", action="append", default=[], metavar="SPEC", help="spec or preset (may be repeated)")
