@@ -305,7 +305,7 @@ def test_a_compiled_model_has_the_names_of_the_model():
     model = network()
     compiled = torch.compile(model, backend="eager")
     local = LocalSteps(compiled, adamw(compiled), SPARSE, small_tensor_numel=16)
-    train(0, compiled, local._optimizer, 1)
+    train(0, compiled, local.optimizer, 1)
     assert set(local.state_dict()["anchors"]) == {name for name, _ in model.named_parameters()}
     local.close()
 
@@ -530,7 +530,7 @@ def test_a_rank_that_diverged_is_told_of_on_all():
     ("change", "why"),
     [
         ({"spec": None}, "give a spec, or a recipe: adam"),
-        ({"spec": None, "recipe": "sgd"}, "recipes for local steps are adam, got 'sgd': DeepReduceState"),
+        ({"spec": None, "recipe": "adamw"}, "recipes for local steps are adam, sgd, got 'adamw'"),
         ({"every": 0}, "every is"),
         ({"warmup": -1}, "warmup"),
         ({"every": 5, "bytes_per_step": 100}, "give every, or bytes_per_step"),
@@ -590,6 +590,8 @@ def test_what_is_given_beside_a_recipe_is_not_replaced():
         assert repr(given) == "LocalSteps(none/all/lloyd:2, every 10, allgather)"
         assert isinstance(given.outer, torch.optim.SGD)
         assert not given._unsent_in_parameters
+    with LocalSteps(model, adamw(model), recipe="sgd", every=8) as sgd:
+        assert "none/all/lloyd:1, every 8" in repr(sgd)
     assert DeepReduceState(recipe="sgd").memory.own.momentum > 0
     assert DeepReduceState(recipe="sgd", memory="residual").memory.own.momentum == 0
     assert DeepReduceState(recipe="sgd", memory="none").memory.own is None

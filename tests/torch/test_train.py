@@ -352,6 +352,8 @@ def test_the_demo_runs_without_a_link_where_none_can_be_made(monkeypatch, capsys
         (["--method", "dgc:100", "--codec", "nonzero/auto/qsgd"], "nonzero/auto/qsgd has none"),
         (["--framework", "jax", "--fp16-hook"], "jax trains by gradients, got 'fp16_hook'"),
         (["--memory", "parameters", "--codec", "topr:0.01/rice/qsgd"], "memory parameters is for updates and local steps"),
+        (["--recipe", "adam", "--codec", "dense"], "--recipe names the method and the codec"),
+        (["--recipe", "rmsprop"], "adam, sgd, got 'rmsprop'"),
     ],
 )
 def test_wrong_arguments_are_told_in_a_line(arguments, reason, capsys):
@@ -458,6 +460,12 @@ def test_what_is_not_sent_stays_in_the_parameters(tmp_path):
     dense, updates = found
     assert all(run["replicas_identical"] and run["losses"][-1][1] < run["losses"][0][1] for run in found)
     assert updates["message_bytes"] < 0.1 * dense["message_bytes"]
+
+
+def test_a_recipe_names_what_is_trained(tmp_path):
+    runs = train(tmp_path, "--model", "cnn", "--recipe", "sgd", "--steps", "8", "--evaluations", "1")
+    assert [run["spec"] for run in runs] == ["dense", "local:4 none/all/lloyd:1"]
+    assert runs[1]["message_bytes"] < runs[0]["message_bytes"] / 90  # the layers of 32 and 64 elements at one bit too
 
 
 def test_several_seeds_train_the_text(tmp_path, capsys):

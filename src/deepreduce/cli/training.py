@@ -37,7 +37,7 @@ def add(commands: Any) -> None:
         epilog="examples:\n"
         "  deepreduce train --codec topr:0.01/rice/qsgd --report out\n"
         "  deepreduce train --workers 4 --codec topr:0.01/rice/qsgd --link 100mbit --steps 100\n"
-        "  deepreduce train --task text --method local:4 --codec topr:0.15/rice/lloyd:1 --memory parameters --seeds 3\n"
+        "  deepreduce train --task text --recipe adam --seeds 3\n"
         "  torchrun --nproc-per-node 2 -m deepreduce.cli.main train --codec topr:0.01/rice/qsgd",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,15 +53,15 @@ def add(commands: Any) -> None:
         metavar="M",
         help="gradients (default), dgc:STEPS, updates, local:EVERY (may be repeated)",
     )
+    train.add_argument("--recipe", metavar="NAME", help="adam or sgd: local steps with what goes together, instead of --method and --codec")
     train.add_argument("--sweep", action="append", default=[], metavar="NAME=A,B", help="train codecs with {NAME} once per value")
     train.add_argument("--topology", default="allgather", choices=_TOPOLOGIES, help="who sends what to whom (default allgather)")
     train.add_argument(
         "--memory",
-        default="residual",
         choices=("residual", "parameters", "none"),
         help="error feedback: what was not sent is kept beside the parameters (default), or in them (updates and local steps)",
     )
-    train.add_argument("--small", type=natural, default=1024, metavar="N", help="tensors below N elements go dense (default 1024)")
+    train.add_argument("--small", type=natural, metavar="N", help="tensors below N elements go dense (default 1024)")
     train.add_argument("--link", metavar="RATE", help="put every worker on its own shaped link, such as 100mbit (Linux)")
     train.add_argument("--epochs", type=positive, metavar="N", help="passes over the data (default: by task)")
     train.add_argument("--steps", type=positive, metavar="N", help="steps, instead of epochs")
@@ -134,6 +134,8 @@ def _plan(args: argparse.Namespace) -> Plan:
     from ..lab.train.sweeps import expand, parse_sweep
     from ..lab.train.tasks import task_of
 
+    if args.recipe is not None:
+        _apply_recipe(args)
     task = task_of(args.task)
     model = args.model or task.models[0]
     if model not in task.models:
@@ -158,8 +160,8 @@ def _plan(args: argparse.Namespace) -> Plan:
         evaluations=task.evaluations if args.evaluations is None else args.evaluations,
         learning_rate=task.learning_rate if args.learning_rate is None else args.learning_rate,
         topology=args.topology,
-        memory=args.memory,
-        small=args.small,
+        memory=args.memory or "residual",
+        small=1024 if args.small is None else args.small,
         seed=args.seed,
         data=str(args.data) if args.data else None,
         negatives=args.negatives,
@@ -174,6 +176,18 @@ def _plan(args: argparse.Namespace) -> Plan:
         parse_rate(plan.link)
         check_links()
     return plan
+
+
+def _apply_recipe(args: argparse.Namespace) -> None:
+    """Put the parts of a recipe where the options for them would put them."""
+    from ..step.recipes import local_recipe
+
+    if args.method or args.codec:
+        raise ConfigError("--recipe names the method and the codec: give it, or --method and --codec")
+    recipe = local_recipe(args.recipe)
+    args.method, args.codec = [f"local:{recipe.every}"], [recipe.spec]
+    args.memory = args.memory or recipe.memory
+    args.small = recipe.small_tensor_numel if args.small is None else args.small
 
 
 def _conduct(plan: Plan, json_path: Path | None, report: Path | None, seeds: int = 1, target: float | None = None) -> None:

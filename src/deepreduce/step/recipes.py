@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from ..errors import ConfigError
+from .policy import Spec
 from .residual import ResidualMemory
 from .schedule import Schedule
 
@@ -28,17 +29,20 @@ class GradientRecipe:
 
 
 @dataclass(frozen=True)
-class LocalRecipe:
+class LocalSettings:
     """How the changes of local steps are sent, after how many of them, and where what was not sent is kept."""
 
-    spec: str
-    every: int
-    memory: Literal["residual", "parameters"]
+    spec: Spec
+    every: int = 1
+    memory: Literal["residual", "parameters", "none"] | ResidualMemory = "residual"
+    small_tensor_numel: int = 1024
 
 
 GRADIENT_RECIPES = {"sgd": GradientRecipe("topr:0.01/rice/qsgd", warm_up_steps=500, momentum=0.9)}
-LOCAL_RECIPES = {"adam": LocalRecipe("topr:0.15/rice/lloyd:1", every=4, memory="parameters")}
-_FOR_ADAPTIVE = '"adam" is for AdamW and other adaptive optimizers too'
+LOCAL_RECIPES = {
+    "adam": LocalSettings("topr:0.15/rice/lloyd:1", every=4, memory="parameters"),
+    "sgd": LocalSettings("none/all/lloyd:1", every=4, small_tensor_numel=16),
+}
 
 
 def gradient_recipe(name: str) -> GradientRecipe:
@@ -56,7 +60,7 @@ def gradient_recipe(name: str) -> GradientRecipe:
     return GRADIENT_RECIPES[name]
 
 
-def local_recipe(name: str) -> LocalRecipe:
+def local_recipe(name: str) -> LocalSettings:
     """Return the recipe for local steps of this name.
 
     >>> local_recipe("adam").every
@@ -64,9 +68,21 @@ def local_recipe(name: str) -> LocalRecipe:
     >>> local_recipe("adamw")
     Traceback (most recent call last):
         ...
-    deepreduce.errors.ConfigError: recipes for local steps are adam, got 'adamw': "adam" is for AdamW and other adaptive optimizers too
+    deepreduce.errors.ConfigError: recipes for local steps are adam, sgd, got 'adamw': "adam" is for AdamW and other adaptive optimizers too
     """
     if name not in LOCAL_RECIPES:
-        advice = 'DeepReduceState(recipe="sgd") sends gradients, which suits SGD' if name in GRADIENT_RECIPES else _FOR_ADAPTIVE
+        advice = '"adam" is for AdamW and other adaptive optimizers too'
         raise ConfigError(f"recipes for local steps are {', '.join(LOCAL_RECIPES)}, got {name!r}: {advice}")
     return LOCAL_RECIPES[name]
+
+
+def local_settings(recipe: str | None, spec: Spec | None, **given: Any) -> LocalSettings:
+    """Return the settings of a recipe, or the defaults; what is given and not None replaces its part.
+
+    >>> local_settings("sgd", None, every=8, memory=None)
+    LocalSettings(spec='none/all/lloyd:1', every=8, memory='residual', small_tensor_numel=16)
+    """
+    if recipe is None and spec is None:
+        raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
+    settings = LocalSettings("dense") if recipe is None else local_recipe(recipe)
+    return replace(settings, **{name: value for name, value in {"spec": spec, **given}.items() if value is not None})

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -18,13 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import ConfigError, InputError
-from ..parameters import natural, shown
-from ..step.arrays import arrays_of
+from ..parameters import natural
 from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint
 from ..step.local import Capture, LocalTraining, check_equal, digest
 from ..step.policy import BySize, ExceptDense, Spec, policy_at, policy_of, title
-from ..step.recipes import LOCAL_RECIPES, local_recipe
+from ..step.recipes import local_settings
 from ..step.reducer import Reducer
 from ..step.residual import Gradient, ResidualMemory
 from ..step.stats import Stats, StepStats
@@ -33,25 +30,19 @@ from ..step.topology import Topology
 from ..step.transport import Transport
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
+from .counted_steps import CountedSteps
 from .hook import noop_hook
-from .names import plain_names, unwrapped
+from .local_state import Pending, copied, loaded
+from .names import unwrapped
 from .outer import Outer, OuterOptimizer
 from .state import memory_named, topology_named
+from .trained import Trained
 from .transport import connect, rank_and_size, without_group
-from .views import view, wait_for
+from .views import wait_for
 
 _KEYS = {"exchange", "anchors", "steps", "outer", "pending", "residuals_in_parameters"}
-_PENDING_KEYS = {"means", "values"}
 _MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    """An exchange beside local steps: its means and cost (None after a restart), and the values of the parameters that it began with."""
-
-    outcome: Future[tuple[dict[str, Gradient], StepStats | None]]
-    values: Mapping[str, Any]
 
 
 class LocalSteps:
@@ -77,7 +68,8 @@ class LocalSteps:
       An error of the exchange is raised in the step that would apply the mean.
     - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
       specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
-    - `recipe`: ``"adam"`` sets `spec`, `every` and `memory` to what was measured to be best; what is given replaces its part.
+    - `recipe`: ``"adam"`` for adaptive optimizers, ``"sgd"`` for SGD with or without momentum: sets `spec`, `every`, `memory` and
+      `small_tensor_numel` to what was measured to be best; what is given replaces its part.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, uncompressed, ``"keep"`` leaves each rank its own.
       Buffers that begin with an infinity (attention masks) are always kept.
     - `memory`: ``"residual"``, the default without a recipe, keeps what was not sent beside the parameters, which are equal on all ranks
@@ -85,7 +77,8 @@ class LocalSteps:
       yet. Where a spec leaves out much of a change, this trains better. Parameters are then equal on all ranks after `sync()` alone: call
       it before an evaluation and at the end. ``"none"`` drops what was not sent; a `ResidualMemory` has a decay.
     - `scaler`: the `GradScaler` of the loop: steps that it skips on one rank then count there too, so that ranks stay in step.
-    - `topology`, `small_tensor_numel`, `process_group`, `threads`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
+    - `small_tensor_numel`: smaller tensors are sent as they are; default 1024.
+    - `topology`, `process_group`, `threads`, `seed`, `timeout`, `history`: as for `DeepReduceState`.
 
     >>> model = torch.nn.Linear(3, 1)
     >>> optimizer = torch.optim.AdamW(model.parameters())
@@ -112,7 +105,7 @@ class LocalSteps:
         buffers: Literal["mean", "keep"] = "mean",
         topology: str | Topology = "allgather",
         memory: Literal["residual", "parameters", "none"] | ResidualMemory | None = None,
-        small_tensor_numel: int = 1024,
+        small_tensor_numel: int | None = None,
         process_group: dist.ProcessGroup | None = None,
         scaler: torch.amp.GradScaler | None = None,
         threads: int = 1,
@@ -123,48 +116,41 @@ class LocalSteps:
         parallel = _parallel(model)
         if optimizer in _TAKING_LOCAL_STEPS:
             raise ConfigError("this optimizer takes local steps already: close() the other LocalSteps, or make a new optimizer")
-        if buffers not in ("mean", "keep"):
-            raise ConfigError(f"buffers are 'mean' or 'keep', got {shown(buffers)}")
         if topology == "dense":
             raise ConfigError("local steps without compression have the spec 'dense' and topology allgather, server or sharded")
-        if recipe is None and spec is None:
-            raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
         if every is not None and bytes_per_step is not None:
             raise ConfigError("give every, or bytes_per_step, which sets it")
-        if recipe is not None:
-            chosen = local_recipe(recipe)
-            spec, every = chosen.spec if spec is None else spec, chosen.every if every is None else every
-            memory = chosen.memory if memory is None else memory
-        memory = "residual" if memory is None else memory
-        assert spec is not None
-        self._model = unwrapped(model)
-        self._optimizer = optimizer
-        self._averaged = _averaged_buffers(self._model) if buffers == "mean" else frozenset()
-        policy = ExceptDense(policy_of(spec, small_tensor_numel), self._averaged)
-        shared = Threads(threads)
-        reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_tensor_numel, threads=shared)
-        self._parameters: dict[str, torch.nn.Parameter] = {}
-        self._unchecked: list[str] = []
+        chosen = local_settings(recipe, spec=spec, every=every, memory=memory, small_tensor_numel=small_tensor_numel)
+        self.optimizer = optimizer
+        self._trained = Trained(unwrapped(model), optimizer, buffers)
+        policy = ExceptDense(policy_of(chosen.spec, chosen.small_tensor_numel), self._trained.averaged_buffers)
+        reducer = Reducer(
+            policy,
+            topology_named(topology),
+            natural(seed, "a seed"),
+            small_numel=chosen.small_tensor_numel,
+            threads=Threads(threads),
+        )
         self._outer = None if outer is None else Outer(outer)
+        self._unchecked: list[str] = []
         self._add_new_parameters()
-        every = every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._tensors())
-        self._unsent_in_parameters = memory == "parameters"
+        every = chosen.every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._trained.tensors())
+        self._unsent_in_parameters = chosen.memory == "parameters"
         self._residuals_beside = False  # with the above: they are to be moved into the parameters after the next step
-        held = memory_named(memory, _MEMORIES)
-        self._training = LocalTraining(reducer, held, 1 if every is None else every, warmup=warmup)
+        self._training = LocalTraining(reducer, memory_named(chosen.memory, _MEMORIES), every, warmup=warmup)
         self._delay = natural(delay, "delay")
         if self._delay >= self.every:
             raise ConfigError(f"delay is a number of steps below every, which is {self.every}; got {delay}")
         self._worker = Worker("deepreduce exchange")
-        self._pending: _Pending | None = None
-        self._title = f"{title(spec)}, every {self.every}"
+        self._pending: Pending | None = None
+        self._title = f"{title(chosen.spec)}, every {self.every}"
         self._title += f"{f', warmup {warmup}' if warmup else ''}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
         self._stats, self._process_group, self._timeout = Stats(history), process_group, timeout
         self._transport: Transport | None = None
-        self._steps_seen = 0
+        self.steps_seen = 0
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
             warn(
-                f"outer momentum overshoots with the sparse spec {title(spec)}: use outer=None, or a spec that sends all values",
+                f"outer momentum overshoots with the sparse spec {title(chosen.spec)}: use outer=None, or a spec that sends all values",
                 stacklevel=2,
             )
         apart = torch.compiler.disable  # the hooks are no part of a compiled step
@@ -174,7 +160,7 @@ class LocalSteps:
         _TAKING_LOCAL_STEPS.add(optimizer)
         self._undo.append(partial(_TAKING_LOCAL_STEPS.discard, optimizer))
         if scaler is not None:
-            self._undo.append(_CountedSteps.on(scaler).add(self))
+            self._undo.append(CountedSteps.on(scaler).add(self))
         if parallel is not None:
             self._disable_gradient_exchange(parallel)
 
@@ -215,11 +201,11 @@ class LocalSteps:
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
         self._add_new_parameters()
-        if len(self._training.anchors) < len(self._parameters):
-            self._unchecked += self._training.add_anchors(self._parameter_views())
+        if len(self._training.anchors) < len(self._trained.parameters):
+            self._unchecked += self._training.add_anchors(self._trained.parameter_views())
 
     def _after_step(self, *_: Any) -> None:
-        self._steps_seen += 1
+        self.steps_seen += 1
         due = self._training.is_due()
         if self._training.steps >= self._delay:
             self._finish()
@@ -247,15 +233,15 @@ class LocalSteps:
     def _sync(self) -> None:
         self._check_new_anchors()
         outer = None if self._training.is_warming_up else self._outer
-        self._apply(*self._training.sync(self._tensors(), self.transport), {}, outer)
+        self._apply(*self._training.sync(self._trained.tensors(), self.transport), {}, outer)
 
     @torch.no_grad()
     def _begin(self) -> None:
         """Let the worker exchange the change; local steps go on beside it."""
         self._check_new_anchors()
-        parameters, capture = list(self._parameters.values()), self._training.capture(self._tensors())
+        parameters, capture = list(self._trained.parameters.values()), self._training.capture(self._trained.tensors())
         work = partial(_exchanged, self._training, capture, self.transport, parameters, wait_for(parameters))
-        self._pending = _Pending(self._worker.submit(work), capture.values)
+        self._pending = Pending(self._worker.submit(work), capture.values)
         self._training.steps = 0
 
     @torch.no_grad()
@@ -275,13 +261,13 @@ class LocalSteps:
 
     def _apply(self, means: Mapping[str, Gradient], cost: StepStats | None, values: Mapping[str, Any], outer: Outer | None) -> None:
         """Move the anchors by the means, and the parameters with them; what was added to parameters since they had `values` stays."""
-        training, tensors = self._training, self._tensors()
+        training, tensors = self._training, self._trained.tensors()
         moves = training.local_change(values, tensors)
         if outer is None:
             training.apply(tensors, means)
         else:
-            names = [name for name in means if name in self._parameters]
-            training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._parameters})
+            names = [name for name in means if name in self._trained.parameters]
+            training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._trained.parameters})
             for name in names:
                 training.reset_to_anchor_(name, tensors[name])
             outer.step({name: means[name] for name in names})
@@ -293,13 +279,12 @@ class LocalSteps:
 
     @torch.no_grad()
     def _move_residuals_into_parameters(self) -> None:
-        views = self._parameter_views()
-        self._training.move_residuals_into_({name: views[name] for name, each in self._parameters.items() if each.requires_grad})
+        self._training.move_residuals_into_(self._trained.parameter_views(frozen=False))
         self._residuals_beside = False
 
     @torch.no_grad()
     def _reset_to_anchors(self) -> None:
-        self._training.reset_to_anchors_(self._parameter_views())
+        self._training.reset_to_anchors_(self._trained.parameter_views())
         self._residuals_beside = True
 
     def _check_new_anchors(self) -> None:
@@ -310,28 +295,9 @@ class LocalSteps:
             self._unchecked = []
 
     def _add_new_parameters(self) -> None:
-        """Add parameters that are new: at the start, from a group that was added, or no longer frozen."""
-        listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-        known = {id(parameter) for parameter in self._parameters.values()}
-        new = [parameter for parameter in listed if parameter.requires_grad and id(parameter) not in known]
-        if not new:
-            return
-        names = {id(parameter): name for name, parameter in plain_names(self._model.named_parameters()).items()}
-        for parameter in new:
-            if id(parameter) not in names:
-                raise ConfigError(f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not one of the model")
-        named = {names[id(parameter)]: parameter for parameter in new}
-        self._parameters.update(named)
-        if self._outer is not None:
-            self._outer.add(named)
-
-    def _tensors(self) -> dict[str, Any]:
-        """All that is exchanged, by name: the parameters in the order of the optimizer, then the buffers."""
-        buffers = {name: buffer for name, buffer in _float_buffers(self._model).items() if name in self._averaged}
-        return self._parameter_views() | {name: view(name, buffer) for name, buffer in buffers.items()}
-
-    def _parameter_views(self) -> dict[str, Any]:
-        return {name: view(name, parameter) for name, parameter in self._parameters.items()}
+        new = self._trained.add_new()
+        if new and self._outer is not None:
+            self._outer.add(new)
 
     def _disable_gradient_exchange(self, parallel: DistributedDataParallel) -> None:
         """Let DDP exchange no gradients."""
@@ -341,7 +307,8 @@ class LocalSteps:
             self._disconnect()
             raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
 
-    def _count_skipped_step(self) -> None:
+    def count_skipped_step(self) -> None:
+        """Count a step that a `GradScaler` left out, which the optimizer does not tell."""
         self._before_step()
         self._after_step()
 
@@ -352,15 +319,15 @@ class LocalSteps:
 
         Waits for the exchange that is under way, whose means are part of the state. Loads with `torch.load(..., weights_only=True)`.
         """
-        pending = None if self._pending is None else {"means": self._pending.outcome.result()[0], "values": self._pending.values}
+        pending = None if self._pending is None else self._pending.state_dict()
         training = self._training
         checkpoint = Checkpoint.of(training.syncs, training.reducer, training.memory, *rank_and_size(self._process_group))
         return {
             "exchange": mapped_to_torch(checkpoint.write()),
-            "anchors": _copied(training.anchors),
+            "anchors": copied(training.anchors),
             "steps": training.steps,
             "outer": None if self.outer is None else self.outer.state_dict(),
-            "pending": None if pending is None else {key: _copied(table) for key, table in pending.items()},
+            "pending": pending,
             "residuals_in_parameters": self._unsent_in_parameters and not self._residuals_beside,
         }
 
@@ -377,10 +344,10 @@ class LocalSteps:
         if state["residuals_in_parameters"] and not self._unsent_in_parameters:
             raise InputError('the parameters of this state hold what was not sent: it goes on with memory="parameters"')
         self._add_new_parameters()
-        training, tensors = self._training, self._tensors()
+        training, tensors = self._training, self._trained.tensors()
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
         checkpoint.expect(training.reducer, *rank_and_size(self._process_group), list(tensors))
-        anchors, pending = _loaded(state["anchors"], tensors), _loaded_pending(state["pending"], tensors)
+        anchors, pending = loaded(state["anchors"], tensors), Pending.loaded(state["pending"], tensors)
         steps = natural(state["steps"], "the steps of a state")
         without = sorted(set(pending.values) - set(anchors)) if pending is not None else []
         if without:
@@ -403,9 +370,8 @@ class LocalSteps:
         self._disconnect()
 
     def _wait(self) -> None:
-        """Wait until no exchange is under way, whether or not it went well."""
         if self._pending is not None:
-            wait([self._pending.outcome])
+            self._pending.wait()
 
     def _disconnect(self) -> None:
         for undo in self._undo:
@@ -424,45 +390,6 @@ class LocalSteps:
             self.close()
         else:
             self._disconnect()  # others may have failed too, and not come
-
-
-class _CountedSteps:
-    """Stands in for `GradScaler.step`, and counts the steps that it skips for all `LocalSteps` of their optimizers.
-
-    A skipped step does not call the optimizer. One object serves a scaler, so that its `LocalSteps` may be closed in any order.
-    """
-
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
-        self._scaler, self._step = scaler, scaler.step
-        self._replaced = {name: own for name, own in vars(scaler).items() if name == "step"}
-        self._counting: list[LocalSteps] = []
-
-    @classmethod
-    def on(cls, scaler: torch.amp.GradScaler) -> _CountedSteps:
-        """Return the object that stands on a scaler; put one there if there is none."""
-        if not isinstance(vars(scaler).get("step"), cls):
-            vars(scaler)["step"] = cls(scaler)
-        standing: _CountedSteps = vars(scaler)["step"]
-        return standing
-
-    def add(self, local: LocalSteps) -> Callable[[], object]:
-        """Count for this one too; return what ends that."""
-        self._counting.append(local)
-        return partial(self._remove, local)
-
-    def _remove(self, local: LocalSteps) -> None:
-        self._counting.remove(local)
-        if not self._counting and vars(self._scaler).get("step") is self:
-            del vars(self._scaler)["step"]  # what the class has shows again
-            vars(self._scaler).update(self._replaced)
-
-    def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        before = [(local, local._steps_seen) for local in self._counting if local._optimizer is optimizer]
-        result = self._step(optimizer, *args, **kwargs)
-        for local, seen in before:
-            if local._steps_seen == seen:
-                local._count_skipped_step()
-        return result
 
 
 def _exchanged(
@@ -488,15 +415,6 @@ def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
     return model
 
 
-def _averaged_buffers(model: torch.nn.Module) -> frozenset[str]:
-    """Return the buffers that have a mean: one that begins with an infinity is a mask, not something that training changes."""
-    return frozenset(name for name, buffer in _float_buffers(model).items() if bool(torch.isfinite(buffer).all()))
-
-
-def _float_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: buffer for name, buffer in plain_names(model.named_buffers()).items() if buffer.is_floating_point() and buffer.numel()}
-
-
 def _is_sparse(policy: ExceptDense) -> bool:
     """Whether large tensors go by a sparsifier that leaves something out; unknown policies count as dense."""
     large = policy_at(policy.policy, 2**62)
@@ -505,28 +423,3 @@ def _is_sparse(policy: ExceptDense) -> bool:
 
 def _digest(anchor: Any) -> bytes:
     return digest(to_numpy(anchor) if isinstance(anchor, torch.Tensor) else anchor)
-
-
-def _copied(table: Mapping[str, Any]) -> Any:
-    """Return copies of arrays by name, as tensors."""
-    return mapped_to_torch({name: arrays_of(array).copy(array) for name, array in table.items()})
-
-
-def _loaded(held: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a table of a state as copies, on the devices of the tensors that it belongs to."""
-    table = mapped_to_numpy(held)
-    for name, array in table.items():
-        if name not in tensors or tuple(array.shape) != tuple(tensors[name].shape):
-            raise InputError(f"the state has {name} of shape {tuple(array.shape)}, which the model has not")
-    return {name: arrays_of(tensors[name]).copy(arrays_of(tensors[name]).moved(array, tensors[name])) for name, array in table.items()}
-
-
-def _loaded_pending(state: Any, tensors: Mapping[str, Any]) -> _Pending | None:
-    """Return the exchange that had ended when a state was made, and was not applied yet."""
-    if state is None:
-        return None
-    if not isinstance(state, Mapping) or set(state) != _PENDING_KEYS:
-        raise InputError(f"what is pending in a state of LocalSteps has the keys {', '.join(sorted(_PENDING_KEYS))}, or is None")
-    outcome: Future[tuple[dict[str, Gradient], StepStats | None]] = Future()
-    outcome.set_result((_loaded(state["means"], tensors), None))
-    return _Pending(outcome, _loaded(state["values"], tensors))
