@@ -31,15 +31,17 @@ def same_on_all(results):
     return all(torch.equal(result, results[0]) for result in results)
 
 
-def test_a_schedule_goes_on_from_sync_to_sync():
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_schedule_counts_the_steps_of_the_optimizer(every):
     model = network()
     optimizer = adamw(model)
     sizes = []
-    with LocalSteps(model, optimizer, Schedule("topr:0.01/raw/raw", 2, start=0.5), small_tensor_numel=0) as local:
-        for step in range(3):
-            train(0, model, optimizer, 1, start=step)
+    with LocalSteps(model, optimizer, Schedule("topr:0.01/raw/raw", 2 * every, start=0.5), every, small_tensor_numel=0) as local:
+        for sync in range(3):
+            train(0, model, optimizer, every, start=every * sync)
             sizes.append(local.stats().last.message_bytes)
-    assert sizes[0] > 2 * sizes[1] > 4 * sizes[2]
+    assert sizes[0] > 2 * sizes[1] > 2 * sizes[2]
+    assert local.stats().last.step == 3 * every - 1
 
 
 # Agreement
@@ -118,6 +120,39 @@ def test_ranks_meet_when_they_are_told_to():
         assert syncs == 1
 
 
+def with_uneven_data(rank, steps, every, topology):
+    """A rank takes its own number of steps, and then syncs with the others."""
+    model = network()
+    optimizer = adamw(model)
+    timeout = timedelta(seconds=20)
+    with LocalSteps(model, optimizer, SPARSE, every=every, small_tensor_numel=16, topology=topology, timeout=timeout) as local:
+        train(rank, model, optimizer, steps[rank])
+        local.sync()
+        return flat(model)
+
+
+@pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
+def test_ranks_that_took_more_steps_than_others_are_told(topology):
+    """Rank 0 has synchronized after 4 and 8 steps; rank 1 comes to its second sync after 6."""
+    outcomes = watch_ranks(with_uneven_data, 2, (8, 6), 4, topology)
+    assert all("PeerError: rank" in outcome.error for outcome in outcomes)
+    assert any("is at step 5 in" in outcome.error for outcome in outcomes)
+
+
+def test_bytes_are_compared_with_a_gradient_in_every_step():
+    model = torch.nn.Sequential(network(), torch.nn.BatchNorm1d(5))
+    gradient_bytes = sum(4 * parameter.numel() for parameter in model.parameters())
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, "dense", every=3, small_tensor_numel=16) as local:
+        for _ in range(6):
+            model(torch.randn(5, 20)).sum().backward()
+            optimizer.step()
+        last = local.stats().last
+        assert (last.dense_bytes, local.stats().dense_bytes) == (3 * gradient_bytes, 6 * gradient_bytes)
+        assert last.parameters["1.weight"].dense_bytes == 3 * 4 * 5
+        assert last.ratio == pytest.approx(3, rel=0.2)
+
+
 def losses_of_adam(rank):
     """The mean loss at the end of training by the recipe, and alone."""
     found = []
@@ -127,7 +162,7 @@ def losses_of_adam(rank):
         local = LocalSteps(model, optimizer, recipe=recipe, small_tensor_numel=16) if recipe else None
         found.append(sum(train(rank, model, optimizer, 300)[-100:]) / 100)
         if local is not None:
-            found.append(local.stats().dense_bytes / local.stats().message_bytes * local.every)
+            found.append(local.stats().dense_bytes / local.stats().message_bytes)
             local.close()
     return found
 
@@ -289,6 +324,59 @@ def test_parameters_may_be_frozen_and_come_later():
         assert states == [True, False, False]
 
 
+def test_outer_momentum_leaves_frozen_parameters_where_they_are():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with LocalSteps(model, optimizer, "dense", outer=NESTEROV) as local:
+        train(0, model, optimizer, 3)
+        local.sync()
+        model[0].requires_grad_(False)
+        frozen, free = model[0].weight.clone(), model[2].weight.clone()
+        train(0, model, optimizer, 3)
+        assert torch.equal(frozen, model[0].weight)
+        assert not torch.equal(free, model[2].weight)
+
+
+def test_a_state_with_a_parameter_that_was_frozen_since_is_loaded():
+    def trained(model, optimizer, local, start):
+        train(0, model, optimizer, 3, start=start)
+        local.sync()
+        return flat(model)
+
+    def made(frozen):
+        model = network()
+        model[0].requires_grad_(not frozen)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, LocalSteps(model, optimizer, SPARSE, every=2, small_tensor_numel=16)
+
+    model, optimizer, local = made(frozen=False)
+    trained(model, optimizer, local, 0)
+    model[0].requires_grad_(False)
+    trained(model, optimizer, local, 3)
+    saved_model, state = {name: tensor.clone() for name, tensor in model.state_dict().items()}, local.state_dict()
+    expected = trained(model, optimizer, local, 6)
+    resumed_model, resumed_optimizer, resumed = made(frozen=True)
+    resumed_model.load_state_dict(saved_model)
+    resumed.load_state_dict(state)
+    assert torch.equal(trained(resumed_model, resumed_optimizer, resumed, 6), expected)
+
+
+def test_an_outer_optimizer_needs_more_than_half_precision():
+    model = network(dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"float32 or float64, and 0.weight is torch.bfloat16"):
+        LocalSteps(model, adamw(model), "dense", outer=NESTEROV)
+
+
+def test_an_optimizer_that_only_wraps_another_is_refused():
+    class Wrapping(torch.optim.Optimizer):
+        def __init__(self, inner):
+            self.inner = inner
+
+    model = network()
+    with pytest.raises(ValueError, match="got Wrapping: where it wraps another one, give that"):
+        LocalSteps(model, Wrapping(adamw(model)), SPARSE)
+
+
 def test_bfloat16_goes_on_from_the_rounded_parameters():
     model = network(dtype=torch.bfloat16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -304,8 +392,9 @@ def test_bfloat16_goes_on_from_the_rounded_parameters():
 def test_a_compiled_model_has_the_names_of_the_model():
     model = network()
     compiled = torch.compile(model, backend="eager")
-    local = LocalSteps(compiled, adamw(compiled), SPARSE, small_tensor_numel=16)
-    train(0, compiled, local.optimizer, 1)
+    optimizer = adamw(compiled)
+    local = LocalSteps(compiled, optimizer, SPARSE, small_tensor_numel=16)
+    train(0, compiled, optimizer, 1)
     assert set(local.state_dict()["anchors"]) == {name for name, _ in model.named_parameters()}
     local.close()
 
@@ -480,7 +569,7 @@ class DiesLater:
 def killed_in_an_exchange(rank, topology):
     model = network()
     optimizer = adamw(model)
-    local = LocalSteps(model, optimizer, DiesLater(rank), 2, topology=topology, timeout=timedelta(seconds=10))
+    local = LocalSteps(model, optimizer, DiesLater(rank), 2, topology=topology, timeout=timedelta(seconds=60))
     train(rank, model, optimizer, 4)
     assert local.syncs == 2
     train(rank, model, optimizer, 2, start=4)
@@ -488,12 +577,12 @@ def killed_in_an_exchange(rank, topology):
 
 @pytest.mark.parametrize("topology", ["allgather", "server", "sharded"])
 def test_a_rank_that_is_killed_while_others_wait_for_it_makes_them_raise(topology):
-    outcomes = watch_ranks(killed_in_an_exchange, 3, topology, timeout=40)
+    outcomes = watch_ranks(killed_in_an_exchange, 3, topology, timeout=90)
     assert not outcomes[1].alive
     for outcome in (outcomes[0], outcomes[2]):
         assert "PeerError" in outcome.error
         assert "a peer failed, is gone or is too slow" in outcome.error
-        assert outcome.seconds < 9  # not by the timeout
+        assert outcome.seconds < 50  # not by the timeout
 
 
 def starting_apart(rank):
@@ -539,6 +628,8 @@ def test_a_rank_that_diverged_is_told_of_on_all():
         ({"buffers": "sum"}, "'mean' or 'keep'"),
         ({"topology": "dense"}, "the spec 'dense'"),
         ({"outer": 0.7}, "outer is an optimizer"),
+        ({"timeout": 5}, "timeout is a timedelta"),
+        ({"memory": ResidualMemory(momentum=0.9)}, "momentum and clip of a memory are for gradients"),
     ],
 )
 def test_wrong_arguments_are_refused(change, why):

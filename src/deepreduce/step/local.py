@@ -52,8 +52,8 @@ class LocalTraining:
     """The parameters of one rank between two syncs.
 
     `anchors` holds what the last sync made of every tensor, in the accumulation dtype, the same on all ranks. A tensor without an
-    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync. The first `warmup`
-    syncs come after every step.
+    anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync, `all_steps` those
+    since the beginning, which ranks must agree on when they synchronize. Each of the first `warmup` steps ends with a sync.
 
     >>> from deepreduce.step.policy import policy_of
     >>> from deepreduce.step.residual import ResidualMemory
@@ -80,6 +80,7 @@ class LocalTraining:
     every: int = 1
     anchors: dict[str, Array] = field(default_factory=dict)
     steps: int = 0
+    all_steps: int = 0
     syncs: int = 0
     warmup: int = 0
 
@@ -87,6 +88,8 @@ class LocalTraining:
         self.every, self.warmup = natural(self.every, "every"), natural(self.warmup, "warmup")
         if self.every < 1:
             raise ConfigError(f"every is a number of steps, at least 1; got {shown(self.every)}")
+        if self.memory.own is not None and (self.memory.own.momentum or self.memory.own.clip is not None):
+            raise ConfigError(f"momentum and clip of a memory are for gradients, not for changes of parameters; got {self.memory.own}")
 
     def add_anchors(self, tensors: Mapping[str, Array]) -> list[str]:
         """Copy tensors that have no anchor yet as their anchors; return their names."""
@@ -98,12 +101,13 @@ class LocalTraining:
     def is_due(self) -> bool:
         """Count one local step and return whether the ranks synchronize after it."""
         self.steps += 1
+        self.all_steps += 1
         return self.is_warming_up or self.steps >= self.every
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the ranks synchronize after every step still."""
-        return self.syncs < self.warmup
+        """Whether the latest step is one of the first `warmup`."""
+        return self.all_steps <= self.warmup
 
     def sync(self, tensors: Mapping[str, Array], transport: Transport) -> tuple[dict[str, Gradient], StepStats]:
         """Return the mean over all ranks of ``anchor - tensor``, the same everywhere, and what it cost. No tensor is changed yet.
@@ -117,7 +121,7 @@ class LocalTraining:
 
     def capture(self, tensors: Mapping[str, Array], with_values: bool = True) -> Capture:
         """Return the changes since the last sync; `values` are copies, and empty unless they are asked for."""
-        bucket = Bucket(list(tensors), [self._change(name, tensor) for name, tensor in tensors.items()], self.syncs)
+        bucket = Bucket(list(tensors), [self._change(name, tensor) for name, tensor in tensors.items()], self.all_steps - 1)
         anchored = {name: tensor for name, tensor in tensors.items() if name in self.anchors} if with_values else {}
         return Capture(bucket, self.steps, {name: _accumulation_copy(tensor) for name, tensor in anchored.items()})
 
@@ -132,6 +136,7 @@ class LocalTraining:
         for name, mean in zip(bucket.names, means, strict=True):
             if arrays_of(mean).first_nonfinite(mean) is not None:
                 raise InputError(f"{name} is not finite on some rank after {capture.steps} local steps: training diverged there")
+        cost.count_dense_steps(capture.steps, self.anchors)
         return dict(zip(bucket.names, means, strict=True)), cost
 
     def apply(self, tensors: Mapping[str, Array], means: Mapping[str, Gradient]) -> None:
@@ -182,10 +187,10 @@ class LocalTraining:
             arrays = arrays_of(tensors[name])
             arrays.assign_(tensors[name], arrays.add_scaled(self.anchors[name], [(move, 1.0)]))
 
-    def load(self, checkpoint: Checkpoint, anchors: Mapping[str, Array], steps: int) -> None:
+    def load(self, checkpoint: Checkpoint, anchors: Mapping[str, Array], steps: int, syncs: int) -> None:
         """Go on from a checkpoint, which is one of this rank."""
         checkpoint.restore(self.memory)
-        self.anchors, self.steps, self.syncs = dict(anchors), steps, checkpoint.step
+        self.anchors, self.steps, self.all_steps, self.syncs = dict(anchors), steps, checkpoint.step, syncs
 
     def _set_anchor(self, name: str, tensor: Array) -> None:
         self.anchors[name] = _accumulation_copy(tensor)

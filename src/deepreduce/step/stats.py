@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 from math import prod
 from operator import add
@@ -113,6 +114,12 @@ class StepStats:
         before = self._counted.get(label)
         self._counted[label] = counted if before is None else tuple(map(add, before, counted))
         self.dense_bytes += dense_bytes
+
+    def count_dense_steps(self, steps: int, gradients: Container[str]) -> None:
+        """Let the dense bytes be those of the gradients of so many steps, which the message stands for; other tensors have none."""
+        per_step = {label: counted[0] if label in gradients else 0 for label, counted in self._counted.items()}
+        self._counted = {label: (steps * per_step[label], *counted[1:]) for label, counted in self._counted.items()}
+        self.dense_bytes = steps * sum(per_step.values())
 
     def merge(self, bucket: StepStats) -> None:
         """Add what something else cost: one bucket or one replica of this step, or one step of many."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
@@ -30,17 +30,17 @@ from ..step.topology import Topology
 from ..step.transport import Transport
 from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
-from .counted_steps import CountedSteps
 from .hook import noop_hook
 from .local_state import Pending, copied, loaded
 from .names import unwrapped
 from .outer import Outer, OuterOptimizer
+from .skipped_steps import SkippedSteps
 from .state import memory_named, topology_named
 from .trained import Trained
-from .transport import connect, rank_and_size, without_group
+from .transport import checked_timeout, connect, rank_and_size, without_group
 from .views import wait_for
 
-_KEYS = {"exchange", "anchors", "steps", "outer", "pending", "residuals_in_parameters"}
+_KEYS = {"exchange", "anchors", "steps", "syncs", "outer", "pending", "residuals_in_parameters"}
 _MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -114,6 +114,7 @@ class LocalSteps:
         history: int = 100,
     ) -> None:
         parallel = _parallel(model)
+        _check_hooks(optimizer)
         if optimizer in _TAKING_LOCAL_STEPS:
             raise ConfigError("this optimizer takes local steps already: close() the other LocalSteps, or make a new optimizer")
         if topology == "dense":
@@ -121,7 +122,6 @@ class LocalSteps:
         if every is not None and bytes_per_step is not None:
             raise ConfigError("give every, or bytes_per_step, which sets it")
         chosen = local_settings(recipe, spec=spec, every=every, memory=memory, small_tensor_numel=small_tensor_numel)
-        self.optimizer = optimizer
         self._trained = Trained(unwrapped(model), optimizer, buffers)
         policy = ExceptDense(policy_of(chosen.spec, chosen.small_tensor_numel), self._trained.averaged_buffers)
         reducer = Reducer(
@@ -145,9 +145,8 @@ class LocalSteps:
         self._pending: Pending | None = None
         self._title = f"{title(chosen.spec)}, every {self.every}"
         self._title += f"{f', warmup {warmup}' if warmup else ''}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
-        self._stats, self._process_group, self._timeout = Stats(history), process_group, timeout
+        self._stats, self._process_group, self._timeout = Stats(history), process_group, checked_timeout(timeout)
         self._transport: Transport | None = None
-        self.steps_seen = 0
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
             warn(
                 f"outer momentum overshoots with the sparse spec {title(chosen.spec)}: use outer=None, or a spec that sends all values",
@@ -160,7 +159,7 @@ class LocalSteps:
         _TAKING_LOCAL_STEPS.add(optimizer)
         self._undo.append(partial(_TAKING_LOCAL_STEPS.discard, optimizer))
         if scaler is not None:
-            self._undo.append(CountedSteps.on(scaler).add(self))
+            self._undo.append(SkippedSteps.of(scaler).add(optimizer, self._count_skipped_step))
         if parallel is not None:
             self._disable_gradient_exchange(parallel)
 
@@ -205,7 +204,6 @@ class LocalSteps:
             self._unchecked += self._training.add_anchors(self._trained.parameter_views())
 
     def _after_step(self, *_: Any) -> None:
-        self.steps_seen += 1
         due = self._training.is_due()
         if self._training.steps >= self._delay:
             self._finish()
@@ -220,7 +218,8 @@ class LocalSteps:
     def sync(self) -> None:
         """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it sends nothing.
 
-        Finishes the exchange that is under way, and then exchanges what was done since it began. With ``memory="parameters"`` the
+        Finishes the exchange that is under way, and then exchanges what was done since it began. All ranks have taken equally many steps,
+        as under DDP: a `PeerError` says where they have not. With ``memory="parameters"`` the
         parameters become those of the last sync, also where they were set from outside since then.
         """
         self._finish()
@@ -266,7 +265,7 @@ class LocalSteps:
         if outer is None:
             training.apply(tensors, means)
         else:
-            names = [name for name in means if name in self._trained.parameters]
+            names = [name for name in means if self._trained.is_trained(name)]
             training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._trained.parameters})
             for name in names:
                 training.reset_to_anchor_(name, tensors[name])
@@ -291,11 +290,11 @@ class LocalSteps:
         """Compare anchors that were not compared yet with those of the other ranks."""
         if self._unchecked:
             digests = [_digest(self._training.anchors[name]) for name in self._unchecked]
-            check_equal(self._unchecked, digests, self.transport, self._training.syncs)
+            check_equal(self._unchecked, digests, self.transport, self._training.all_steps)
             self._unchecked = []
 
-    def _add_new_parameters(self) -> None:
-        new = self._trained.add_new()
+    def _add_new_parameters(self, also: Collection[str] = ()) -> None:
+        new = self._trained.add_new(also)
         if new and self._outer is not None:
             self._outer.add(new)
 
@@ -307,8 +306,7 @@ class LocalSteps:
             self._disconnect()
             raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
 
-    def count_skipped_step(self) -> None:
-        """Count a step that a `GradScaler` left out, which the optimizer does not tell."""
+    def _count_skipped_step(self) -> None:
         self._before_step()
         self._after_step()
 
@@ -321,11 +319,12 @@ class LocalSteps:
         """
         pending = None if self._pending is None else self._pending.state_dict()
         training = self._training
-        checkpoint = Checkpoint.of(training.syncs, training.reducer, training.memory, *rank_and_size(self._process_group))
+        checkpoint = Checkpoint.of(training.all_steps, training.reducer, training.memory, *rank_and_size(self._process_group))
         return {
             "exchange": mapped_to_torch(checkpoint.write()),
             "anchors": copied(training.anchors),
             "steps": training.steps,
+            "syncs": training.syncs,
             "outer": None if self.outer is None else self.outer.state_dict(),
             "pending": pending,
             "residuals_in_parameters": self._unsent_in_parameters and not self._residuals_beside,
@@ -343,19 +342,19 @@ class LocalSteps:
             raise InputError(f"the state was made {'without' if state['outer'] is None else 'with'} an outer optimizer, this one is not")
         if state["residuals_in_parameters"] and not self._unsent_in_parameters:
             raise InputError('the parameters of this state hold what was not sent: it goes on with memory="parameters"')
-        self._add_new_parameters()
+        self._add_new_parameters(also=state["anchors"])  # which has those that were frozen since
         training, tensors = self._training, self._trained.tensors()
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
         checkpoint.expect(training.reducer, *rank_and_size(self._process_group), list(tensors))
         anchors, pending = loaded(state["anchors"], tensors), Pending.loaded(state["pending"], tensors)
-        steps = natural(state["steps"], "the steps of a state")
+        steps, syncs = natural(state["steps"], "the steps of a state"), natural(state["syncs"], "the syncs of a state")
         without = sorted(set(pending.values) - set(anchors)) if pending is not None else []
         if without:
             raise InputError(f"the state has a pending change of {without[0]}, but no anchor for it")
         self._wait()
         if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
-        training.load(checkpoint, anchors, steps)
+        training.load(checkpoint, anchors, steps, syncs)
         self._unchecked, self._pending = list(anchors), pending
         self._residuals_beside = self._unsent_in_parameters and not state["residuals_in_parameters"]
 
@@ -401,6 +400,15 @@ def _exchanged(
         outcome = training.exchange(capture, transport)
     wait_for(parameters)()
     return outcome
+
+
+def _check_hooks(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that only passes steps on to another one. Seen in accelerate 1.15: hooks of its optimizers are never called."""
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):
+        raise ConfigError(
+            f"LocalSteps follows the steps of a torch optimizer, got {type(optimizer).__name__}: where it wraps another one, give that "
+            "(of Accelerate: optimizer.optimizer)"
+        )
 
 
 def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:

@@ -77,7 +77,13 @@ def _are_new(gradients: Sequence[torch.Tensor | None], buffer: torch.Tensor) -> 
     Version 0 says so: adding to a gradient that is there already counts up, as zeroing does. Outside of a backward pass, DDP calls hooks
     for a rank that has no more data (`join`), whose gradients stay as they are. With `gradient_as_bucket_view=True`, all are in the bucket.
     """
-    if torch._C._current_graph_task_id() == -1 or any(gradient is None or gradient._version for gradient in gradients):
+    if not _in_backward_pass() or any(gradient is None or gradient._version for gradient in gradients):
         return False
     first = gradients[0]
     return first is not None and not first.requires_grad and first.untyped_storage().data_ptr() != buffer.untyped_storage().data_ptr()
+
+
+def _in_backward_pass() -> bool:
+    """Whether autograd is in the middle of a backward pass on this thread. Seen in torch 2.13; False where torch does not tell."""
+    current = getattr(torch._C, "_current_graph_task_id", None)
+    return current is not None and current() != -1

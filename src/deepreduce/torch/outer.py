@@ -35,6 +35,9 @@ class Outer:
 
     def add(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Take new parameters over."""
+        for name, parameter in parameters.items():
+            if parameter.itemsize < torch.float32.itemsize:
+                raise ConfigError(f"an outer optimizer takes steps in float32 or float64, and {name} is {parameter.dtype}: use outer=None")
         self._parameters.update(parameters)
         if self._make is None:
             known = {id(parameter) for parameter in self._all()}

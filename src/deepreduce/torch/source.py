@@ -169,7 +169,7 @@ def sparse_of(tensor: torch.Tensor) -> SparseTensor:
     """
     stored = tensor.detach().coalesce()
     sparse_shape, dense_shape = stored.shape[: stored.sparse_dim()], stored.shape[stored.sparse_dim() :]
-    rows = torch.zeros(stored._nnz(), dtype=torch.int64, device=stored.device)
+    rows = torch.zeros(stored.values().shape[0], dtype=torch.int64, device=stored.device)
     for size, along in zip(sparse_shape, stored.indices(), strict=True):
         rows = rows * size + along
     inner = torch.arange(prod(dense_shape), device=stored.device)

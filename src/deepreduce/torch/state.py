@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ConfigError
-from ..parameters import natural, shown
+from ..parameters import natural
 from ..step.checkpoint import Checkpoint
 from ..step.exchange import ExchangeContext
 from ..step.flush import move_owned_residuals
@@ -34,7 +34,7 @@ from ..step.worker import Worker
 from .convert import mapped_to_numpy, mapped_to_torch
 from .mean_buffers import MeanBuffers, Means
 from .names import Names
-from .transport import connect, rank_and_size, without_group
+from .transport import checked_timeout, connect, rank_and_size, without_group
 from .views import view, wait_for, write_mean
 
 
@@ -56,8 +56,7 @@ class Options:
     dense: bool
 
     def __post_init__(self) -> None:
-        if self.timeout is not None and (not isinstance(self.timeout, timedelta) or self.timeout <= timedelta()):
-            raise ConfigError(f"timeout is a timedelta above 0, got {shown(self.timeout)}")
+        checked_timeout(self.timeout)
 
 
 class DeepReduceState:
@@ -129,6 +128,8 @@ class DeepReduceState:
         own = self.memory.own
         if own is not None and own.momentum and (never_slower or self.options.dense):
             raise ConfigError(f"momentum belongs to what is sent compressed, and is lost in dense steps; got momentum {own.momentum}")
+        if never_slower and self.options.dense:
+            raise ConfigError("topology 'dense' leaves never_slower nothing to choose from: give the topology of compressed steps")
         if never_slower and per == "bucket" and self.reducer.topology.has_owners:
             raise ConfigError(f"never_slower with per='bucket' goes with topology 'allgather' only, got {self.reducer.topology.name!r}")
         self._trial = self._new_trial() if never_slower else None

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from ..errors import PeerError
+from ..errors import ConfigError, PeerError
+from ..parameters import shown
 from ..step.frame import HEADER_BYTES, Buffer, FrameTag
 from ..step.transport import ROOT, Padded, SingleRank, Transport, checked_bytes, padded
 
@@ -47,6 +48,19 @@ def without_group() -> SingleRank:
             stacklevel=4,
         )
     return SingleRank()
+
+
+def checked_timeout(timeout: timedelta | None) -> timedelta | None:
+    """Return a timeout that a user gave; None stands for the default.
+
+    >>> checked_timeout(5)
+    Traceback (most recent call last):
+        ...
+    deepreduce.errors.ConfigError: timeout is a timedelta above 0, got 5
+    """
+    if timeout is not None and (not isinstance(timeout, timedelta) or timeout <= timedelta()):
+        raise ConfigError(f"timeout is a timedelta above 0, got {shown(timeout)}")
+    return timeout
 
 
 def rank_and_size(process_group: dist.ProcessGroup | None) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from ..errors import ConfigError, InputError, PeerError, WrongBaseError
 from ..weights.api import Mode
 from ..weights.opened import Patch
 from ..weights.records import Action
-from .transport import gloo_between, members_of
+from .transport import checked_timeout, gloo_between, members_of
 
 Array = NDArray[Any]
 Described = Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -74,7 +74,7 @@ class WeightSync:
         mode: Mode = "conditional",
         timeout: timedelta | None = None,
     ) -> None:
-        self._model, self._source, self._mode, self._timeout = model, source, mode, timeout
+        self._model, self._source, self._mode, self._timeout = model, source, mode, checked_timeout(timeout)
         self._tensors()  # what is not a tensor is refused here, before any exchange
         self._version = 0
         self._published: dict[str, Array] | None = None

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...errors import ConfigError
-from ...pipeline import parse
 from ...step.schedule import Schedule
 
 Kind = Literal["gradients", "dgc", "local"]
@@ -19,8 +18,6 @@ METHODS = (
     "(compressed changes after every optimizer step) or local:EVERY[,warmup=STEPS][,outer=RATE][,momentum=M] (changes after EVERY "
     "steps, and after each of the first STEPS)"
 )
-_OUTER = (0.7, 0.6)
-_OUTER_FROM = 10  # with fewer steps between syncs its momentum adds to that of the inner optimizer, and does harm
 
 
 @dataclass(frozen=True)
@@ -29,10 +26,9 @@ class MethodSpec:
 
     `warmup` are the first steps of local ones, after each of which there is a sync without the outer optimizer.
 
-    As text: the codec alone for gradients, else the method before it. Ten and more local steps of codecs that keep all values have an
-    outer optimizer unless it is given, others none.
+    As text: the codec alone for gradients, else the method before it.
 
-    >>> MethodSpec.parse("local:10 none/all/lloyd:2")
+    >>> MethodSpec.parse("local:10,outer=0.7,momentum=0.6 none/all/lloyd:2")
     MethodSpec(kind='local', spec='none/all/lloyd:2', steps=10, outer=(0.7, 0.6), warmup=0)
     >>> MethodSpec.parse("updates topr:0.01/rice/qsgd").outer is None
     True
@@ -61,7 +57,8 @@ class MethodSpec:
             if name == "local" and int(first) > 0 and given.keys() <= {"outer", "momentum", "warmup"}:
                 warmup = given.pop("warmup", 0.0)
                 if warmup >= 0 and warmup.is_integer():
-                    return cls("local", spec, int(first), _outer(spec, int(first), given), int(warmup))
+                    outer = (given.get("outer", 1.0), given.get("momentum", 0.0)) if given else None
+                    return cls("local", spec, int(first), outer, int(warmup))
         except ValueError as error:
             raise ConfigError(f"a method is {METHODS}; got {method!r}") from error
         raise ConfigError(f"a method is {METHODS}; got {method!r}")
@@ -87,9 +84,3 @@ def method_text(method: str, spec: str) -> str:
     text = spec if method == "gradients" or spec == "dense" else f"{method} {spec}"
     MethodSpec.parse(text)
     return text
-
-
-def _outer(spec: str, steps: int, given: dict[str, float]) -> tuple[float, float] | None:
-    if given:
-        return given.get("outer", 1.0), given.get("momentum", 0.0)
-    return _OUTER if steps >= _OUTER_FROM and parse(spec).sparsifier.lossless else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -92,7 +91,7 @@ class Gradients(Method):
 
 
 class Changes(Method):
-    """`LocalSteps`. The bytes of dense gradients count for every step, as these are what the changes stand for."""
+    """`LocalSteps`."""
 
     def __init__(
         self, method: MethodSpec, plan: Plan, model: nn.Module, optimizer: torch.optim.Optimizer, probed_step: int, exchanges: list[float]
@@ -111,7 +110,6 @@ class Changes(Method):
             small_tensor_numel=plan.small,
             seed=plan.seed,
         )
-        self._dense_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
         self._probed_step, self._steps, self._counted, self._zeros = probed_step, 0, 0, 0.0
 
     def finish(self, backward_end: float) -> tuple[StepStats, float]:
@@ -120,19 +118,19 @@ class Changes(Method):
             nonzero = sum(int(torch.count_nonzero(gradient)) for gradient in gradients)
             self._zeros = 1 - nonzero / sum(gradient.numel() for gradient in gradients)
         self._steps += 1
-        return self._uncounted(self._dense_bytes)
+        return self._uncounted()
 
-    def _uncounted(self, dense_bytes: int) -> tuple[StepStats, float]:
-        """The cost of the sync of this step, if there was one."""
+    def _uncounted(self) -> tuple[StepStats, float]:
+        """The cost of the sync of this step, if there was one, and its seconds."""
         if self._counted == self._local.syncs:
-            return StepStats(self._steps, dense_bytes=dense_bytes), 0.0
+            return StepStats(self._steps), 0.0
         self._counted = self._local.syncs
         cost = self._local.stats().last
-        return replace(cost, dense_bytes=dense_bytes), cost.encode_seconds + cost.exchange_seconds + cost.decode_seconds
+        return cost, cost.encode_seconds + cost.exchange_seconds + cost.decode_seconds
 
     def agree(self) -> tuple[StepStats, float]:
         self._local.sync()
-        return self._uncounted(dense_bytes=0)
+        return self._uncounted()
 
     @property
     def zeros(self) -> float:
