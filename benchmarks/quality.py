@@ -39,12 +39,12 @@ from deepreduce.step.transport import Buffer, Padded
 COLUMNS = ("way", "learning_rate", "seed", "steps", "workers", "batch", "memory", "small", "loss", "times_fewer_bytes")
 
 
-class Table:
+class Turns:
     """Where the workers of one process meet. One at a time runs; it lets the others run while it waits for them."""
 
-    def __init__(self, seats: int) -> None:
-        self._held: list[Any] = [None] * seats
-        self._meeting, self._turn = threading.Barrier(seats), threading.Lock()
+    def __init__(self, workers: int) -> None:
+        self._held: list[Any] = [None] * workers
+        self._meeting, self._turn = threading.Barrier(workers), threading.Lock()
 
     def gather(self, rank: int, thing: Any) -> list[Any]:
         """Return what each worker brought."""
@@ -81,33 +81,33 @@ class Table:
         return results
 
 
-class Beside(Padded):
-    """One worker at a table. Bytes are counted as gloo sends them."""
+class ThreadTransport(Padded):
+    """One worker of this process. Bytes are counted as gloo sends them."""
 
-    def __init__(self, table: Table, rank: int, size: int) -> None:
+    def __init__(self, turns: Turns, rank: int, size: int) -> None:
         super().__init__()
-        self._table, self.rank, self.size = table, rank, size
+        self._turns, self.rank, self.size = turns, rank, size
 
     def _all_gather(self, buffer: Buffer, tag: FrameTag) -> list[Buffer]:
         self.sent_bytes += (self.size - 1) * buffer.size
-        return self._table.gather(self.rank, buffer)
+        return self._turns.gather(self.rank, buffer)
 
 
 class Simulated(TorchRun):
-    """The run of one worker at a table."""
+    """The run of one worker of this process."""
 
-    def __init__(self, job: Job, spec: str, table: Table) -> None:
+    def __init__(self, job: Job, spec: str, turns: Turns) -> None:
         super().__init__(job, spec)
-        self._table = table
+        self._turns = turns
         if isinstance(self.method, Changes):
-            self.method._local._transport = Beside(table, job.rank, job.plan.workers)
+            self.method._local._transport = ThreadTransport(turns, job.rank, job.plan.workers)
 
     def gathered(self, numbers: Sequence[float]) -> NDArray[np.float64]:
-        return np.array(self._table.gather(self.job.rank, list(numbers)), np.float64)
+        return np.array(self._turns.gather(self.job.rank, list(numbers)), np.float64)
 
 
 @dataclass(frozen=True)
-class Together:
+class MergedData:
     """The data of several workers as that of one, whose gradient is the mean of theirs."""
 
     data: Data
@@ -131,10 +131,10 @@ def trained(plan: Plan, way: str) -> RunRecord:
     data = read_data(plan)
     size = torch_models.parameter_count(torch_models.build(plan.model, data, plan.seed))
     if way == "dense":
-        plan, data = replace(plan, workers=1, batch=plan.workers * plan.batch), Together(data, plan.workers)
-    table = Table(plan.workers)
-    runs = [Simulated(Job(plan, data, rank, size), way, table) for rank in range(plan.workers)]
-    record: RunRecord = table.run([lambda run=run: run.go(lambda event: None) for run in runs])[0]
+        plan, data = replace(plan, workers=1, batch=plan.workers * plan.batch), MergedData(data, plan.workers)
+    turns = Turns(plan.workers)
+    runs = [Simulated(Job(plan, data, rank, size), way, turns) for rank in range(plan.workers)]
+    record: RunRecord = turns.run([lambda run=run: run.go(lambda event: None) for run in runs])[0]
     if not record.replicas_identical:
         raise RuntimeError(f"{way}: the workers have different parameters")
     return record

@@ -15,7 +15,7 @@ from deepreduce.step.reducer import Reducer
 from deepreduce.step.worker import Worker
 from deepreduce.tensorflow import AllGather, DistributedOptimizer, PeerError, Sharded, private
 from deepreduce.tensorflow.host import HostSteps
-from deepreduce.tensorflow.transport import Crossing, Replicas, from_words, to_words
+from deepreduce.tensorflow.transport import HostStep, Replicas, from_words, to_words
 from deepreduce.tensorflow.views import Slot
 
 from .jobs import batches, compressed, flat, network, sgd
@@ -248,18 +248,18 @@ def test_a_step_that_ends_too_early_still_takes_part_in_every_exchange():
         raise KeyError("bug")
 
     tag, worker = FrameTag("weight", 7, 0, 100), Worker("test")
-    crossing = Crossing(worker, Replicas(0, 1), 2, work)
-    second = crossing.following(crossing.first())
+    step = HostStep(worker, Replicas(0, 1), 2, work)
+    second = step.following(step.first())
     with pytest.raises(PeerError, match="rank 0 failed: KeyError: 'bug'"):
         read_frames(from_words(second, 1, tag), tag, rank=0)
     with pytest.raises(KeyError, match="bug"):
-        crossing.last(second)
+        step.last(second)
     worker.close()
 
 
 def test_a_step_that_was_given_up_frees_its_thread():
     tag, worker = FrameTag("weight", 7, 0, 100), Worker("test")
-    interrupted = Crossing(worker, Replicas(0, 1), 1, lambda transport: transport.all_gather(write_frame(b"", tag), tag))
+    interrupted = HostStep(worker, Replicas(0, 1), 1, lambda transport: transport.all_gather(write_frame(b"", tag), tag))
     interrupted.first()
     interrupted.give_up()
     assert worker.submit(lambda: "free").result(timeout=10) == "free"

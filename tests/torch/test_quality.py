@@ -41,9 +41,9 @@ def test_a_worker_that_fails_ends_the_others(quality):
     def fail():
         raise ZeroDivisionError
 
-    table = quality.Table(2)
+    turns = quality.Turns(2)
     with pytest.raises(ZeroDivisionError):
-        table.run([fail, lambda: table.gather(1, None)])
+        turns.run([fail, lambda: turns.gather(1, None)])
 
 
 def test_runs_that_the_file_has_are_not_repeated(quality, tmp_path, monkeypatch, capsys):

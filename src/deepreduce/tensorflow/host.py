@@ -13,7 +13,7 @@ from ..step.stats import Stats, StepStats
 from ..step.transport import Transport
 from ..step.worker import Worker
 from ..tensor import Values
-from .transport import Crossing, Replicas, Words
+from .transport import HostStep, Replicas, Words
 from .views import Slot, View
 
 
@@ -23,7 +23,7 @@ class HostSteps:
     def __init__(self, reducer: Reducer, feedback: bool, history: int) -> None:
         self.reducer, self.feedback, self.stats = reducer, feedback, Stats(history)
         self._workers: defaultdict[int, Worker] = defaultdict(lambda: Worker("deepreduce step"))
-        self._open: dict[int, Crossing[tuple[list[Values], StepStats]]] = {}
+        self._open: dict[int, HostStep[tuple[list[Values], StepStats]]] = {}
 
     def begin(self, slots: Sequence[Slot], size: int, step: Any, rank: Any, scale: Any, *arrays: Values) -> list[Words]:
         """Start a step; return its first frame. `scale` is the loss scale that the gradients have and the residuals have not."""
@@ -34,7 +34,7 @@ class HostSteps:
         def work(transport: Replicas) -> tuple[list[Values], StepStats]:
             return self._step([slot.take(left) for slot in slots], int(step), float(scale), transport)
 
-        self._open[number] = Crossing(self._workers[number], Replicas(number, size), self.reducer.topology.rounds, work)
+        self._open[number] = HostStep(self._workers[number], Replicas(number, size), self.reducer.topology.rounds, work)
         return [self._open[number].first()]
 
     def between(self, rank: Any, gathered: Words) -> list[Words]:
@@ -51,7 +51,7 @@ class HostSteps:
         memory = ErrorFeedback(ResidualMemory(), ResidualMemory()) if self.feedback else ErrorFeedback(None, None)
         for view in views:
             low, high = self.reducer.topology.owned_range(view.slot.name, prod(view.slot.shape), transport.rank, transport.size)
-            view.lend(memory, high - low)
+            view.load_residuals(memory, high - low)
         memory.rescale(scale)
         bucket = Bucket([view.slot.name for view in views], [view.gradient for view in views], step)
         totals, cost = self.reducer.reduce(bucket, memory, transport)

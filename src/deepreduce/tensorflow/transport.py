@@ -43,12 +43,12 @@ class Replicas(GatherOnly):
         self.sent_bytes += (self.size - 1) * max(_whole(frame.size) for frame in frames)
         return frames
 
-    def parting_words(self, error: Exception | None) -> Words:
+    def final_frame(self, error: Exception | None) -> Words:
         """Return the frame for exchanges that come after the end of the step."""
         return to_words(write_frame(b"" if error is None else Failure(error), self._tag))
 
 
-class Crossing(Generic[T]):
+class HostStep(Generic[T]):
     """One step of one replica. `work` runs in a thread; the graph calls `first`, `following` before each further exchange, and `last`.
 
     If `work` ends too early, the error waits for `last`: this replica still takes part in all exchanges, so that no other waits for it.
@@ -87,7 +87,7 @@ def _run(transport: Replicas, rounds: int, work: Callable[[Replicas], T]) -> T:
         raise
     finally:
         for _ in range(rounds):
-            transport.outgoing.put(transport.parting_words(failure))
+            transport.outgoing.put(transport.final_frame(failure))
 
 
 def to_words(frame: bytes) -> Words:

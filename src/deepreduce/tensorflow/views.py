@@ -45,15 +45,15 @@ class View:
     residual: Values | None
     owned: Values | None
 
-    def lend(self, memory: ErrorFeedback, owned_numel: int) -> None:
+    def load_residuals(self, memory: ErrorFeedback, owned_numel: int) -> None:
         """Give the memory the residuals; of an embedding those of the touched rows, so that those of all other rows wait."""
         if self.residual is not None and memory.own is not None:
-            memory.own.residuals[self.slot.name] = self._lent(self.residual)
+            memory.own.residuals[self.slot.name] = self._touched(self.residual)
         if self.owned is not None and memory.owned is not None and owned_numel:
             held = np.array(self.owned[:owned_numel])
             memory.owned.residuals[self.slot.name] = _sparse(held) if self.slot.sliced else held
 
-    def _lent(self, residual: Values) -> Gradient:
+    def _touched(self, residual: Values) -> Gradient:
         if isinstance(self.gradient, SparseTensor):
             return SparseTensor.trusted(self.gradient.support, residual.reshape(-1)[self.gradient.indices], self.gradient.shape)
         return np.array(residual)
