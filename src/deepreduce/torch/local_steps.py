@@ -71,7 +71,7 @@ class LocalSteps:
     - `recipe`: ``"adam"`` for adaptive optimizers, ``"sgd"`` for SGD with or without momentum: sets `spec`, `every`, `memory` and
       `small_tensor_numel` to what was measured to be best; what is given replaces its part.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, uncompressed, ``"keep"`` leaves each rank its own.
-      Buffers that begin with an infinity (attention masks) are always kept.
+      Buffers that hold an infinity or a NaN at the start (attention masks) are always kept.
     - `memory`: ``"residual"``, the default without a recipe, keeps what was not sent beside the parameters, which are equal on all ranks
       after every sync. ``"parameters"`` keeps it in them: each rank goes on from the common anchor plus its own change that was not sent
       yet. Where a spec leaves out much of a change, this trains better. Parameters are then equal on all ranks after `sync()` alone: call
