@@ -39,8 +39,8 @@ def main():
 
     local.sync()  # before an evaluation or a checkpoint of the model: all ranks have the same parameters now
     if rank == 0:
-        dense = options.steps * sum(4 * parameter.numel() for parameter in model.parameters())
-        print(f"{dense / local.stats().message_bytes:.0f} times fewer bytes than dense gradients")
+        stats = local.stats()
+        print(f"{stats.dense_bytes / stats.message_bytes:.0f} times fewer bytes than dense gradients")
     local.close()
     dist.destroy_process_group()
 
