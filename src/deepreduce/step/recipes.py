@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import ConfigError
+from .policy import Spec
 from .residual import ResidualMemory
 from .schedule import Schedule
+
+LocalMemory = Literal["residual", "parameters", "none"]
+"""Where local steps keep what was not sent: beside the parameters, in them, or nowhere."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class LocalRecipe:
 
     spec: str
     every: int
-    memory: Literal["residual", "parameters"]
+    memory: LocalMemory
 
 
 GRADIENT_RECIPES = {"sgd": GradientRecipe("topr:0.01/rice/qsgd", warm_up_steps=500, momentum=0.9)}
@@ -70,3 +74,21 @@ def local_recipe(name: str) -> LocalRecipe:
         advice = 'DeepReduceState(recipe="sgd") sends gradients, which suits SGD' if name in GRADIENT_RECIPES else _FOR_ADAPTIVE
         raise ConfigError(f"recipes for local steps are {', '.join(LOCAL_RECIPES)}, got {name!r}: {advice}")
     return LOCAL_RECIPES[name]
+
+
+def local_settings(recipe: str | None, spec: Spec | None, every: int | None, memory: LocalMemory | None) -> tuple[Spec, int, LocalMemory]:
+    """Return the settings of local steps: those of a recipe, where nothing else is given; without a recipe, every step and ``"residual"``.
+
+    >>> local_settings("adam", None, 40, None)
+    ('topr:0.15/rice/lloyd:1', 40, 'parameters')
+    >>> local_settings(None, "topr:0.1/rice/qsgd", None, None)
+    ('topr:0.1/rice/qsgd', 1, 'residual')
+    """
+    if recipe is None and spec is None:
+        raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
+    chosen = LocalRecipe("", every=1, memory="residual") if recipe is None else local_recipe(recipe)
+    return (
+        chosen.spec if spec is None else spec,
+        chosen.every if every is None else every,
+        chosen.memory if memory is None else memory,
+    )
