@@ -9,7 +9,11 @@ import optax
 import pytest
 
 import deepreduce as dr
-from deepreduce.jax import local_steps
+from deepreduce.jax import AllGather, local_steps
+from deepreduce.step.local import LocalTraining
+from deepreduce.step.policy import policy_of
+from deepreduce.step.reducer import ErrorFeedback, Reducer
+from deepreduce.step.transport import SingleRank
 
 from . import local_tasks
 
@@ -137,6 +141,38 @@ def test_what_was_not_sent_goes_back_into_the_parameters_after_a_sync(jitted):
     assert not np.any(state.mean.residuals["w"])
 
 
+@HOW
+@pytest.mark.parametrize("memory", ["parameters", "residual", "none"])
+def test_anchors_and_parameters_are_those_of_the_core(memory, jitted):
+    name, spec, start = "['w']", "topr:0.02/rice/raw", np.zeros((40, 50), np.float32)
+    feedback = ErrorFeedback(None if memory == "none" else dr.ResidualMemory(), None)
+    core, weight = LocalTraining(Reducer(policy_of(spec, 0), AllGather()), feedback, every=3), start.copy()
+    core.add_anchors({name: weight})
+    optimizer = local_steps(optax.sgd(1.0), spec, 3, memory, 0)
+    params, update = {"w": jnp.asarray(start)}, jax.jit(optimizer.update) if jitted else optimizer.update
+    state = optimizer.init(params)
+    for number in range(10):
+        gradient = np.random.default_rng(number).integers(-20, 20, start.shape).astype(np.float32)  # all sums are exact
+        updates, state = update({"w": jnp.asarray(gradient)}, state, params)
+        params = optax.apply_updates(params, updates)
+        weight -= gradient
+        if core.is_due():
+            means, _ = core.sync({name: weight}, SingleRank())
+            core.apply({name: weight}, means)
+            if memory == "parameters":
+                core.move_residuals_into_({name: weight})
+        np.testing.assert_array_equal(params["w"], weight)
+        np.testing.assert_array_equal(state.anchors["w"], core.anchors[name])
+    assert core.syncs == state.mean.step == 3
+
+
+def test_the_update_of_the_wrapped_optimizer_can_be_jitted_alone():
+    adam = optax.adam(0.1)
+    jitted = local_steps(optax.GradientTransformation(adam.init, jax.jit(adam.update)), recipe="adam")
+    ours, expected = (quadratic(optimizer, 6, jitted=False)[0]["w"] for optimizer in (jitted, local_steps(adam, recipe="adam")))
+    np.testing.assert_allclose(ours, expected, atol=1e-6)
+
+
 def test_it_runs_inside_a_scan():
     optimizer = local_steps(optax.sgd(0.1), "topr:0.1/rice/qsgd", 2, "parameters")
     params = {"w": jnp.zeros(2000)}
@@ -197,5 +233,7 @@ def test_what_does_not_fit_is_refused_by_name():
             call()
     with pytest.raises(dr.InputError, match=r"\['w'\] needs its anchor as float32 of shape \(4,\)"):
         optimizer.sync({"w": jnp.zeros(4)}, state)
+    with pytest.raises(dr.InputError, match="residuals are a tree"):
+        optimizer.update(params, state._replace(mean=state.mean._replace(residuals=None)), params)
     with pytest.raises(dr.InputError, match="anchors are a tree"):
         jax.jit(optimizer.sync)({"v": jnp.zeros(3)}, state)

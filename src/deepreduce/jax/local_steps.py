@@ -142,8 +142,8 @@ def local_steps(
 
     def update(updates: optax.Updates, state: LocalStepsState, params: optax.Params | None = None, **extra: Any) -> tuple[Any, Any]:
         params = _checked(params, state)
-        steps, inner_state = inner.update(updates, state.inner, params, **extra)
-        stepped = _Progress(optax.apply_updates(params, steps), state.steps + 1, state.anchors, state.mean)
+        own, inner_state = inner.update(updates, state.inner, params, **extra)
+        stepped = _Progress(optax.apply_updates(params, own), state.steps + 1, state.anchors, state.mean)
         now: _Progress = choose(stepped.steps >= every, partial(_synchronized, mean), lambda now: now, stepped)
         if memory == "parameters":
             now = _with_residuals_in_parameters(now)
@@ -166,7 +166,7 @@ def _synchronized(mean: CompressedMean, now: _Progress) -> _Progress:
     choose(now.mean.step == 0, check, lambda _: None, anchors)
     means, state = mean.update(jax.tree.map(_change, now.anchors, now.params), now.mean)
     on_host(partial(_check_finite, names), None, now.steps, [jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(means)])
-    return _at_anchors_of(now._replace(anchors=jax.tree.map(jnp.subtract, now.anchors, means), mean=state))
+    return _at_anchors(now._replace(anchors=jax.tree.map(jnp.subtract, now.anchors, means), mean=state))
 
 
 def _check_initial(names: Sequence[str], transport: Transport, anchors: Sequence[Any]) -> None:
@@ -185,10 +185,11 @@ def _reset(now: _Progress) -> _Progress:
     if residuals is not None:
         changes = jax.tree.map(_change, now.anchors, now.params)
         residuals = jax.tree.map(jnp.add, residuals, changes)
-    return _at_anchors_of(now._replace(mean=now.mean._replace(residuals=residuals)))
+    return _at_anchors(now._replace(mean=now.mean._replace(residuals=residuals)))
 
 
-def _at_anchors_of(now: _Progress) -> _Progress:
+def _at_anchors(now: _Progress) -> _Progress:
+    """Set the parameters to the anchors: copies, so that a jitted step can be donated both."""
     params = jax.tree.map(lambda anchor, param: jnp.array(_as_held(anchor, param.dtype), param.dtype), now.anchors, now.params)
     return now._replace(params=params, steps=jnp.zeros_like(now.steps))
 
@@ -196,7 +197,8 @@ def _at_anchors_of(now: _Progress) -> _Progress:
 def _with_residuals_in_parameters(now: _Progress) -> _Progress:
     """Move the residuals into the parameters; what a half precision cannot hold of its residual stays one."""
     params, structure = jax.tree.flatten(now.params)
-    moved = [_minus_residual(param, residual) for param, residual in zip(params, jax.tree.leaves(now.mean.residuals), strict=True)]
+    residuals = leaves_like(now.mean.residuals, structure, "residuals")
+    moved = [_minus_residual(param, residual) for param, residual in zip(params, residuals, strict=True)]
     params, residuals = (jax.tree.unflatten(structure, [pair[index] for pair in moved]) for index in range(2))
     return now._replace(params=params, mean=now.mean._replace(residuals=residuals))
 
