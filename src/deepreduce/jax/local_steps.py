@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import optax
 
 from ..errors import ConfigError, InputError
@@ -224,10 +223,10 @@ def _as_held(array: jax.Array, dtype: Any) -> jax.Array:
     """Return the values that an array has in another dtype, in its own dtype; finite ones stay finite."""
     if array.dtype == dtype:
         return array
-    limits: Any = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
     largest = largest_of(dtype)
     bounded = jnp.where(jnp.isfinite(array), jnp.clip(array, -largest, largest), array)
-    return jax.lax.reduce_precision(bounded, limits.nexp, limits.nmant)  # XLA may leave out a cast to and fro, but not this
+    keep: Callable[[jax.Array], jax.Array] = jax.lax.optimization_barrier  # without it, XLA may leave out a cast and the cast back
+    return keep(bounded.astype(dtype)).astype(array.dtype)
 
 
 def _checked(params: Any, state: LocalStepsState) -> Any:
