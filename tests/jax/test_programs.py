@@ -16,8 +16,20 @@ from .processes import _free_port
 EXAMPLE = Path(__file__).parents[2] / "examples" / "jax_optax.py"
 
 
-def test_the_example_runs():
-    command = [sys.executable, str(EXAMPLE), "--steps", "21", "--coordinator", f"127.0.0.1:{_free_port()}", "--processes", "2", "--process"]
+@pytest.mark.parametrize("options", [[], ["--recipe", "adam"]], ids=["gradients", "local steps"])
+def test_the_example_runs(options):
+    command = [
+        sys.executable,
+        str(EXAMPLE),
+        *options,
+        "--steps",
+        "21",
+        "--coordinator",
+        f"127.0.0.1:{_free_port()}",
+        "--processes",
+        "2",
+        "--process",
+    ]
     children = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for rank in range(2)]
     try:
         outputs = [child.communicate(timeout=100) for child in children]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-from jax.experimental import io_callback
 
-from ..cores import usable_cores
-from ..errors import ConfigError, InputError
+from ..errors import ConfigError
 from ..parameters import natural, shown
 from ..step.arrays import accumulation_dtype
 from ..step.policy import Spec, policy_of
@@ -26,7 +22,9 @@ from ..step.threads import Threads
 from ..step.topology import Topology, topology_of
 from ..step.transport import Transport
 from ..tensor import float_dtype
+from .host import is_traced, on_host
 from .transport import connect
+from .trees import Leaves, check_floats, check_kind, kind_kept, leaves_like, named_leaves
 
 
 class CompressedMeanState(NamedTuple):
@@ -44,6 +42,9 @@ class CompressedMean(optax.GradientTransformation):  # type: ignore[misc]
     """A `GradientTransformation` that knows what it cost."""
 
     _stats: Stats
+    _transport_of: Callable[[bool], Transport]
+    _mean_of_steps: Callable[[Any, CompressedMeanState, jax.Array], tuple[Any, CompressedMeanState]]
+    """As `update`, for updates that stand for several steps."""
 
     def stats(self) -> Stats:
         """Return the bytes and seconds of the latest steps. Inside `jit`, call `jax.effects_barrier()` before: JAX runs ahead."""
@@ -95,30 +96,23 @@ def compressed_mean(
         return CompressedMeanState(jnp.zeros((), jnp.int32), residuals, owned)
 
     def update(updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None) -> tuple[Any, Any]:
-        named, tree = jax.tree_util.tree_flatten_with_path(updates)
-        names, gradients = [jax.tree_util.keystr(path) for path, _ in named], [jnp.asarray(leaf) for _, leaf in named]
-        given = gradients, *_residuals(names, gradients, tree, state, chosen)
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state.step, given)))
+        return mean_of_steps(updates, state, jnp.ones((), jnp.int32))
 
-        def on_host(step: Any, *arrays: Any) -> Any:
-            return _reduced(reducer, transport_of(traced), stats, names, int(step), *jax.tree.map(np.asarray, arrays))
+    def mean_of_steps(updates: optax.Updates, state: CompressedMeanState, steps: jax.Array) -> tuple[Any, CompressedMeanState]:
+        names, gradients, structure = named_leaves(updates)
+        given = gradients, *_residuals(names, gradients, structure, state, chosen)
+        traced = is_traced((state.step, given))
 
-        if not names:
-            taken: Any = given
-        elif traced:
-            _warn_of_one_thread()
-            taken = io_callback(on_host, given, state.step, *given, ordered=True)
-        else:
-            taken = jax.tree.map(jnp.asarray, on_host(state.step, *given))
-        means, residuals, owned = (None if leaves is None else jax.tree.unflatten(tree, leaves) for leaves in taken)
-        return means, CompressedMeanState(state.step + 1, residuals, owned)
+        def exchange(before: Any, steps: Any, *arrays: Any) -> Any:
+            return _reduced(reducer, transport_of(traced), stats, names, int(before), int(steps), *arrays)
+
+        taken = on_host(exchange, given, state.step, steps, *given) if names else given
+        means, residuals, owned = (None if leaves is None else jax.tree.unflatten(structure, leaves) for leaves in taken)
+        return means, CompressedMeanState(state.step + steps, residuals, owned)
 
     transformation = CompressedMean(init, update)
-    transformation._stats = stats
+    transformation._stats, transformation._transport_of, transformation._mean_of_steps = stats, transport_of, mean_of_steps
     return transformation
-
-
-Arrays = list[Any]
 
 
 def _reduced(
@@ -126,24 +120,26 @@ def _reduced(
     transport: Transport,
     stats: Stats,
     names: Sequence[str],
-    step: int,
-    gradients: Arrays,
-    residuals: Arrays | None,
-    owned: Arrays | None,
-) -> tuple[Arrays, Arrays | None, Arrays | None]:
-    """Return the means, and the residuals from now on, of one step on the host."""
+    before: int,
+    steps: int,
+    gradients: Leaves,
+    residuals: Leaves | None,
+    owned: Leaves | None,
+) -> tuple[Leaves, Leaves | None, Leaves | None]:
+    """Return the means, and the residuals from now on, of updates that stand for so many steps; there were some `before`."""
     memory = ErrorFeedback(_memory(names, residuals), _memory(names, owned))
-    means, cost = reducer.reduce(Bucket(names, gradients, step), memory, transport)
+    means, cost = reducer.reduce(Bucket(names, gradients, before + steps - 1), memory, transport)
+    cost.count_dense_steps(steps, names)
     stats.add(cost)
     return means, _table(memory.own, names), _table(memory.owned, names, flat=True)
 
 
-def _memory(names: Sequence[str], held: Arrays | None) -> ResidualMemory | None:
+def _memory(names: Sequence[str], held: Leaves | None) -> ResidualMemory | None:
     return None if held is None else ResidualMemory.of(dict(zip(names, held, strict=True)))
 
 
-def _table(memory: ResidualMemory | None, names: Sequence[str], flat: bool = False) -> Arrays | None:
-    held: Arrays | None = None if memory is None else [memory.residuals[name] for name in names]
+def _table(memory: ResidualMemory | None, names: Sequence[str], flat: bool = False) -> Leaves | None:
+    held: Leaves | None = None if memory is None else [memory.residuals[name] for name in names]
     return held if held is None or not flat else [array.reshape(-1) for array in held]
 
 
@@ -163,43 +159,19 @@ def _owned_numel(topology: Topology, name: str, numel: int) -> int:
 
 
 def _residuals(
-    names: Sequence[str], gradients: Sequence[jax.Array], tree: Any, state: CompressedMeanState, topology: Topology
-) -> tuple[Arrays | None, Arrays | None]:
+    names: Sequence[str], gradients: Leaves, structure: Any, state: CompressedMeanState, topology: Topology
+) -> tuple[Leaves | None, Leaves | None]:
     """Return the residuals of these gradients and of the owned sums, in their order; what does not fit is refused."""
-    for name, gradient in zip(names, gradients, strict=True):
-        float_dtype(gradient.dtype, f"gradient of {name}")
+    check_floats(names, gradients, "gradient of")
     if state.residuals is None:
         return None, None
-    residuals = _leaves(state.residuals, tree)
+    residuals = leaves_like(state.residuals, structure, "residuals")
     for name, gradient, held in zip(names, gradients, residuals, strict=True):
-        _expect(name, (gradient.shape, accumulation_dtype(gradient.dtype)), held, "its residual")
+        check_kind(name, kind_kept(gradient), held, "its residual")
     if not topology.has_owners:
         return residuals, None
-    owned = _leaves(state.owned, tree)
+    owned = leaves_like(state.owned, structure, "owned residuals")
     for name, residual, held in zip(names, residuals, owned, strict=True):
         kind = (_owned_numel(topology, name, residual.size),), residual.dtype
-        _expect(name, kind, held, "the residual that this process owns of it")
+        check_kind(name, kind, held, "the residual that this process owns of it")
     return residuals, owned
-
-
-def _leaves(table: Any, tree: Any) -> Arrays:
-    leaves, known = jax.tree_util.tree_flatten(table)
-    if known != tree:
-        raise InputError(f"gradients are a tree {tree}, but residuals are a tree {known}")
-    return list(leaves)
-
-
-def _expect(name: str, kind: tuple[Any, Any], held: Any, what: str) -> None:
-    if kind != (held.shape, held.dtype):
-        raise InputError(f"{name} needs {what} as {kind[1]} of shape {kind[0]}, but it is {held.dtype} of shape {held.shape}")
-
-
-def _warn_of_one_thread() -> None:
-    """On a CPU, JAX runs programs on as many threads as there are cores, and a callback needs a second one to read large arguments."""
-    settings: Any = jax.config
-    if len(usable_cores()) == 1 and jax.default_backend() == "cpu" and settings.read("jax_cpu_enable_async_dispatch"):
-        warnings.warn(
-            "host callbacks of JAX may wait forever on one core: set jax_cpu_enable_async_dispatch to False before the first computation",
-            RuntimeWarning,
-            stacklevel=3,
-        )

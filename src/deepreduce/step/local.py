@@ -85,9 +85,7 @@ class LocalTraining:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        self.every, self.warmup = natural(self.every, "every"), natural(self.warmup, "warmup")
-        if self.every < 1:
-            raise ConfigError(f"every is a number of steps, at least 1; got {shown(self.every)}")
+        self.every, self.warmup = interval(self.every), natural(self.warmup, "warmup")
         if self.memory.own is not None and (self.memory.own.momentum or self.memory.own.clip is not None):
             raise ConfigError(f"momentum and clip of a memory are for gradients, not for changes of parameters; got {self.memory.own}")
 
@@ -135,7 +133,7 @@ class LocalTraining:
             raise
         for name, mean in zip(bucket.names, means, strict=True):
             if arrays_of(mean).first_nonfinite(mean) is not None:
-                raise InputError(f"{name} is not finite on some rank after {capture.steps} local steps: training diverged there")
+                raise not_finite(name, capture.steps)
         cost.count_dense_steps(capture.steps, self.anchors)
         return dict(zip(bucket.names, means, strict=True)), cost
 
@@ -209,6 +207,19 @@ def _accumulation_copy(tensor: Array) -> Array:
     return arrays.copy(arrays.to_accumulation_dtype(tensor))
 
 
+def interval(every: object) -> int:
+    """Return a number of steps between two syncs, checked."""
+    steps = natural(every, "every")
+    if steps < 1:
+        raise ConfigError(f"every is a number of steps, at least 1; got {shown(every)}")
+    return steps
+
+
+def not_finite(name: str, steps: int) -> InputError:
+    """Return the error for a mean change that has a NaN or an infinity."""
+    return InputError(f"{name} is not finite on some rank after {steps} local steps: training diverged there")
+
+
 def digest(array: NDArray[Any]) -> bytes:
     """Return 8 bytes by which an array is told from others.
 
@@ -232,5 +243,5 @@ def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Trans
             raise PeerError(
                 f"rank {rank} starts with other values of {names[different[0]]} than rank 0 (and so for {different.size} of {len(names)}): "
                 "training starts from equal parameters: set one seed, broadcast them from rank 0 before, or load one checkpoint, "
-                "with the state of LocalSteps if it has one; after other local steps, call their sync() before close()"
+                "with the state of the local steps if it has one; after other local steps, call their sync() first"
             )

@@ -10,6 +10,9 @@ from .policy import Spec
 from .residual import ResidualMemory
 from .schedule import Schedule
 
+LocalMemory = Literal["residual", "parameters", "none"]
+"""Where local steps keep what was not sent: beside the parameters, in them, or nowhere."""
+
 
 @dataclass(frozen=True)
 class GradientRecipe:
@@ -34,7 +37,7 @@ class LocalSettings:
 
     spec: Spec
     every: int = 1
-    memory: Literal["residual", "parameters", "none"] | ResidualMemory = "residual"
+    memory: LocalMemory | ResidualMemory = "residual"
     small_tensor_numel: int = 1024
 
 
@@ -84,5 +87,5 @@ def local_settings(recipe: str | None, spec: Spec | None, **given: Any) -> Local
     """
     if recipe is None and spec is None:
         raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
-    settings = LocalSettings("dense") if recipe is None else local_recipe(recipe)
+    settings = local_recipe(recipe) if recipe is not None else LocalSettings("")
     return replace(settings, **{name: value for name, value in {"spec": spec, **given}.items() if value is not None})
