@@ -44,6 +44,7 @@ _KEYS = {"exchange", "anchors", "steps", "outer", "pending", "residuals_in_param
 _PENDING_KEYS = {"means", "values"}
 _MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_WITHOUT_EXCHANGE: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,12 +335,15 @@ class LocalSteps:
         return {name: view(name, parameter) for name, parameter in self._parameters.items()}
 
     def _disable_gradient_exchange(self, parallel: DistributedDataParallel) -> None:
-        """Let DDP exchange no gradients."""
+        """Let DDP exchange no gradients, unless other `LocalSteps`, which were closed, did so."""
+        if parallel in _WITHOUT_EXCHANGE:
+            return
         try:
             parallel.register_comm_hook(None, noop_hook)
         except RuntimeError as error:
             self._disconnect()
             raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
+        _WITHOUT_EXCHANGE.add(parallel)
 
     def _count_skipped_step(self) -> None:
         self._before_step()
