@@ -214,6 +214,8 @@ def by_trainer(rank, port, path):
     as_if_launched(rank, 2, port)
     from deepreduce.integrations.trainer import LocalStepsCallback
 
+    with pytest.raises(ConfigError, match="knows how Trainer of transformers"):
+        LocalStepsCallback(**WAY).on_init_end(None, None, None)  # by something else than a Trainer
     made, own, evaluated = made_trainer(path)
     made.train()
     straight = flat(made.model)
@@ -239,7 +241,7 @@ def by_trainer(rank, port, path):
 
 
 def test_the_trainer_of_transformers_takes_local_steps_and_resumes(tmp_path):
-    first, second = run_ranks(by_trainer, 2, free_port(), str(tmp_path), timeout=400)
+    first, second = run_ranks(by_trainer, 2, free_port(), str(tmp_path), timeout=600)
     straight, resumed, resumed_later, *others = first
     assert torch.equal(straight, resumed)
     assert torch.equal(straight, resumed_later)

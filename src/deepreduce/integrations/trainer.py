@@ -87,10 +87,9 @@ class LocalStepsCallback(Keeper):
         if trainer is None:
             raise ConfigError("give LocalStepsCallback to Trainer(callbacks=[...]): with add_callback it is not told what it needs")
         self._close()  # of a training that ended with an error
-        scheduler = trainer.lr_scheduler
         accelerator, model, optimizer = trainer.accelerator, trainer.model_wrapped, trainer.optimizer
         self.local = take_local_steps(accelerator, model, optimizer, self._spec, self._options)
-        self.state = rankfiles.TrainingState(self.local, model, optimizer.optimizer, accelerator.scaler, [scheduler])
+        self.state = rankfiles.TrainingState(self.local, model, optimizer.optimizer, accelerator.scaler, [trainer.lr_scheduler])
         super().on_train_begin(args, state, control, **others)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
