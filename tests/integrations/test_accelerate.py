@@ -153,3 +153,4 @@ def test_the_trainer_trains_and_resumes(tmp_path):
 def test_the_examples_run():
     assert "times fewer bytes" in run_example("accelerate_loop.py", "--nproc-per-node", "2")
     assert "deepreduce_ratio" in run_example("trainer_gpt2.py", "--nproc-per-node", "2")
+    assert "deepreduce_ratio" in run_example("trainer_gpt2.py", "--nproc-per-node", "2", options=["--gradients"])

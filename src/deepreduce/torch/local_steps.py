@@ -43,6 +43,7 @@ from .views import wait_for
 _KEYS = {"exchange", "anchors", "steps", "syncs", "outer", "pending", "residuals_in_parameters"}
 _MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+_WITHOUT_EXCHANGE: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
 
 class LocalSteps:
@@ -299,12 +300,15 @@ class LocalSteps:
             self._outer.add(new)
 
     def _disable_gradient_exchange(self, parallel: DistributedDataParallel) -> None:
-        """Let DDP exchange no gradients."""
+        """Let DDP exchange no gradients, unless other `LocalSteps`, which were closed, did so."""
+        if parallel in _WITHOUT_EXCHANGE:
+            return
         try:
             parallel.register_comm_hook(None, noop_hook)
         except RuntimeError as error:
             self._disconnect()
             raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
+        _WITHOUT_EXCHANGE.add(parallel)
 
     def _count_skipped_step(self) -> None:
         self._before_step()
