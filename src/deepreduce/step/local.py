@@ -12,7 +12,7 @@ The exchange may run beside the next local steps: `capture` takes the changes, `
 means are applied, `set_anchor_plus_` puts what this rank did since the capture on top of the new anchor. That is part of the next change.
 
 A rank may keep what it did not send in its parameters, instead of beside them: `move_residuals_into_` after a sync. The parameters of the
-ranks then differ by their residuals, which are part of the next change, and `reset_to_anchors_` makes them equal.
+ranks then differ by their residuals, which are part of the next change, and `move_residuals_out_of_` makes them equal.
 """
 
 from __future__ import annotations
@@ -159,12 +159,14 @@ class LocalTraining:
             if arrays.dtype(tensor) != arrays.dtype(moved):
                 self.memory.own.add(name, arrays.add_scaled(tensor, [(moved, -1.0)]))
 
-    def reset_to_anchors_(self, tensors: Mapping[str, Array]) -> None:
+    def move_residuals_out_of_(self, tensors: Mapping[str, Array]) -> None:
         """Write the anchors over the tensors that have one, in place; the difference goes to the residuals."""
-        for name in filter(self.anchors.__contains__, tensors):
+        for name, tensor in tensors.items():
+            if name not in self.anchors:
+                continue
             if self.memory.own is not None:
-                self.memory.own.add(name, self._change(name, tensors[name]))
-            self.reset_to_anchor_(name, tensors[name])
+                self.memory.own.add(name, self._change(name, tensor))
+            self.reset_to_anchor_(name, tensor)
 
     def reset_to_anchor_(self, name: str, tensor: Array) -> None:
         """Write the anchor over a tensor, in place."""

@@ -227,7 +227,7 @@ class LocalSteps:
         if self._training.steps:
             self._sync()
         elif self._unsent_in_parameters and not self._residuals_beside:
-            self._reset_to_anchors()
+            self._move_residuals_out_of_parameters()
 
     @torch.no_grad()
     def _sync(self) -> None:
@@ -283,8 +283,8 @@ class LocalSteps:
         self._residuals_beside = False
 
     @torch.no_grad()
-    def _reset_to_anchors(self) -> None:
-        self._training.reset_to_anchors_(self._trained.parameter_views())
+    def _move_residuals_out_of_parameters(self) -> None:
+        self._training.move_residuals_out_of_(self._trained.parameter_views())
         self._residuals_beside = True
 
     def _check_new_anchors(self) -> None:
