@@ -37,10 +37,9 @@ def main():
         if rank == 0 and step % 50 == 49:
             print(f"step {step + 1:3}: loss {loss.item():.3f}, {local.syncs} syncs")
 
-    local.sync()  # before an evaluation or a checkpoint of the model: all ranks have the same parameters now
+    local.sync()  # on all ranks, before an evaluation or a checkpoint of the model: they have the same parameters now
     if rank == 0:
-        stats = local.stats()
-        print(f"{stats.dense_bytes / stats.message_bytes:.0f} times fewer bytes than dense gradients")
+        print(f"{local.stats().ratio:.0f} times fewer bytes than dense gradients")
     local.close()
     dist.destroy_process_group()
 

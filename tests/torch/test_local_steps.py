@@ -136,7 +136,33 @@ def test_ranks_that_took_more_steps_than_others_are_told(topology):
     """Rank 0 has synchronized after 4 and 8 steps; rank 1 comes to its second sync after 6."""
     outcomes = watch_ranks(with_uneven_data, 2, (8, 6), 4, topology)
     assert all("PeerError: rank" in outcome.error for outcome in outcomes)
-    assert any("is at step 5 in" in outcome.error for outcome in outcomes)
+    assert any("is at step 5 in" in outcome.error and "uneven data?" in outcome.error for outcome in outcomes)
+
+
+def under_ddp_that_goes_on(rank):
+    model = network()
+    parallel = DistributedDataParallel(model)
+    optimizer = adamw(model)
+    with LocalSteps(model, optimizer, SPARSE, every=2), pytest.warns(UserWarning, match="give LocalSteps the DDP model"):
+        train(rank, parallel, optimizer, 2)
+
+
+def test_gradients_that_ddp_has_averaged_are_warned_of():
+    run_ranks(under_ddp_that_goes_on, 2)
+
+
+def test_a_sync_after_the_end_is_refused():
+    model = network()
+    local = LocalSteps(model, adamw(model), SPARSE)
+    local.close()
+    with pytest.raises(ValueError, match=r"call sync\(\) before close\(\)"):
+        local.sync()
+
+
+def test_the_model_comes_first():
+    model = network()
+    with pytest.raises(ValueError, match="the model first"):
+        LocalSteps(adamw(model), model, SPARSE)
 
 
 def test_bytes_are_compared_with_a_gradient_in_every_step():
@@ -629,6 +655,7 @@ def test_a_rank_that_diverged_is_told_of_on_all():
         ({"topology": "dense"}, "the spec 'dense'"),
         ({"outer": 0.7}, "outer is an optimizer"),
         ({"timeout": 5}, "timeout is a timedelta"),
+        ({"spec": "adam"}, 'give recipe="adam"'),
         ({"memory": ResidualMemory(momentum=0.9)}, "momentum and clip of a memory are for gradients"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -39,6 +40,7 @@ def add(commands: Any) -> None:
 def run_warmup(args: argparse.Namespace) -> None:
     """Compile, and say how long it took."""
     start = time.perf_counter()
+    _be_quiet()
     chosen = args.codec or all_specs()
     for spec in chosen:
         pipeline.parse(spec)
@@ -58,10 +60,15 @@ def in_processes(rounds: Sequence[Sequence[Callable[[], None]]]) -> None:
         for task in chain(*rounds):
             task()
         return
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_be_quiet) as pool:
         for tasks in rounds:
             for done in [pool.submit(task) for task in tasks]:
                 done.result()
+
+
+def _be_quiet() -> None:
+    """Do not log that kernels are compiled: this command is for that."""
+    logging.getLogger("deepreduce").setLevel(logging.ERROR)
 
 
 def compile_spec(spec: str, dtypes: Sequence[str]) -> None:
@@ -70,6 +77,7 @@ def compile_spec(spec: str, dtypes: Sequence[str]) -> None:
         if dtype.name in dtypes:
             compile_messages(spec, dtype)
             compile_steps(spec, dtype)
+            compile_local_steps(spec, dtype)
 
 
 def compile_messages(spec: str, dtype: np.dtype[Any]) -> None:
@@ -97,6 +105,27 @@ def compile_steps(spec: str, dtype: np.dtype[Any]) -> None:
         for step in range(2):
             gradients = [_gradient(shape, dtype) for shape in ((512, 256), (64, 80), (10,), (10,))]  # large ones are sampled
             reducer.reduce(Bucket([f"tensor {number}" for number in range(4)], gradients, step), memory, SingleRank())
+
+
+def compile_local_steps(spec: str, dtype: np.dtype[Any]) -> None:
+    """Take local steps with two syncs, whose residuals go into the parameters."""
+    from ..step.local import LocalTraining
+    from ..step.policy import policy_of
+    from ..step.reducer import ErrorFeedback, Reducer
+    from ..step.residual import ResidualMemory
+    from ..step.topology import AllGather
+    from ..step.transport import SingleRank
+
+    training = LocalTraining(Reducer(policy_of(spec, small_numel=100), AllGather()), ErrorFeedback(ResidualMemory(), None))
+    parameters = {f"tensor {number}": _gradient(shape, dtype) for number, shape in enumerate(((64, 80), (10,)))}
+    training.add_anchors(parameters)
+    for _ in range(2):
+        for parameter in parameters.values():
+            parameter += parameter
+        training.is_due()
+        means, _ = training.sync(parameters, SingleRank())
+        training.apply(parameters, means)
+        training.move_residuals_into_(parameters)
 
 
 def _gradient(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:

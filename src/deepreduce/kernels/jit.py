@@ -5,6 +5,10 @@ from typing import TypeVar, cast
 
 import numba
 
+from .announce import announce_compilation
+
+announce_compilation()
+
 F = TypeVar("F", bound=Callable[..., object])
 
 

@@ -80,6 +80,12 @@ class FrameTag:
         return HEADER_BYTES + max(self.limit_bytes, _MAX_FAILURE_BYTES)
 
 
+_REASONS = (
+    "all ranks need the same model, spec, topology and checkpoint, and tensors of the same names in the same order",
+    "all ranks take equally many steps from the same checkpoint, and meet after the same ones (uneven data? a sync() of one rank alone?)",
+)
+
+
 def write_frame(payload: Payload, tag: FrameTag) -> bytes:
     """Return the frame of a payload.
 
@@ -134,8 +140,7 @@ def _read_frame(frame: Buffer, sender: int, tag: FrameTag, rank: int) -> tuple[i
     if (channel, step) != (tag.channel, tag.step % 2**32):
         raise PeerError(
             f"rank {sender} is at step {step} in exchange {channel:08x}, rank {rank} at step {tag.step} in "
-            f"{tag.channel:08x} ({tag.description}): all ranks need the same model, spec, topology and checkpoint, and tensors "
-            "of the same names in the same order"
+            f"{tag.channel:08x} ({tag.description}): {_REASONS[channel == tag.channel]}"
         )
     limit_bytes = tag.limit_bytes if kind == _MESSAGE else _MAX_FAILURE_BYTES
     if size_bytes > limit_bytes or kind not in (_MESSAGE, _FAILURE):

@@ -87,5 +87,7 @@ def local_settings(recipe: str | None, spec: Spec | None, **given: Any) -> Local
     """
     if recipe is None and spec is None:
         raise ConfigError(f"give a spec, or a recipe: {', '.join(LOCAL_RECIPES)}")
+    if isinstance(spec, str) and spec in LOCAL_RECIPES:
+        raise ConfigError(f'"{spec}" is a recipe, not a spec: give recipe="{spec}"')
     settings = local_recipe(recipe) if recipe is not None else LocalSettings("")
     return replace(settings, **{name: value for name, value in {"spec": spec, **given}.items() if value is not None})

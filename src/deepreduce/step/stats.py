@@ -187,6 +187,11 @@ class Stats:
         return self.steps[-1] if self.steps else StepStats(step=-1)
 
     @property
+    def ratio(self) -> float:
+        """How many times all messages together are smaller than dense gradients."""
+        return _ratio(self.dense_bytes, self.message_bytes)
+
+    @property
     def is_open(self) -> bool:
         """Whether a step has begun and not ended."""
         return self._open.step >= 0

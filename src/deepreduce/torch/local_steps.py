@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..errors import ConfigError, InputError
-from ..parameters import natural
+from ..parameters import natural, shown
 from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint
-from ..step.local import Capture, LocalTraining, check_equal, digest
+from ..step.local import Capture, LocalTraining, are_equal, check_equal, digest
 from ..step.policy import BySize, ExceptDense, Spec, policy_at, policy_of, title
 from ..step.recipes import local_settings
 from ..step.reducer import Reducer
@@ -38,7 +38,7 @@ from .skipped_steps import SkippedSteps
 from .state import memory_named, topology_named
 from .trained import Trained
 from .transport import checked_timeout, connect, rank_and_size, without_group
-from .views import wait_for
+from .views import view, wait_for
 
 _KEYS = {"exchange", "anchors", "steps", "syncs", "outer", "pending", "residuals_in_parameters"}
 _MEMORIES = ("residual", "parameters", "none")
@@ -156,6 +156,7 @@ class LocalSteps:
         apart = torch.compiler.disable  # the hooks are no part of a compiled step
         before, after = apart(self._before_step), apart(self._after_step)  # type: ignore[no-untyped-call]
         hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
+        self._is_closed = False
         self._undo: list[Callable[[], object]] = [hook.remove for hook in hooks]
         _TAKING_LOCAL_STEPS.add(optimizer)
         self._undo.append(partial(_TAKING_LOCAL_STEPS.discard, optimizer))
@@ -223,6 +224,8 @@ class LocalSteps:
         as under DDP: a `PeerError` says where they have not. With ``memory="parameters"`` the
         parameters become those of the last sync, also where they were set from outside since then.
         """
+        if self._is_closed:
+            raise InputError("these LocalSteps are closed: call sync() before close()")
         self._finish()
         if self._training.steps:
             self._sync()
@@ -288,11 +291,24 @@ class LocalSteps:
         self._residuals_beside = True
 
     def _check_new_anchors(self) -> None:
-        """Compare anchors that were not compared yet with those of the other ranks."""
+        """Compare anchors that were not compared yet with those of the other ranks; at the first sync, the gradients too."""
         if self._unchecked:
+            if not self._training.syncs:
+                self._warn_of_equal_gradients()
             digests = [_digest(self._training.anchors[name]) for name in self._unchecked]
             check_equal(self._unchecked, digests, self.transport, self._training.all_steps)
             self._unchecked = []
+
+    def _warn_of_equal_gradients(self) -> None:
+        """Warn where all ranks have the same gradients: they train on the same data, or something has averaged them."""
+        gradients = [parameter.grad for parameter in self._trained.parameters.values() if parameter.grad is not None]
+        own = b"".join(_digest(view("gradient", gradient)) for gradient in gradients if gradient.layout == torch.strided)
+        if are_equal(own, self.transport) and own:
+            warn(
+                "all ranks have the same gradients: if the model is under DDP, give LocalSteps the DDP model, or DDP still sends every "
+                "gradient; else give each rank data of its own",
+                stacklevel=2,
+            )
 
     def _add_new_parameters(self, also: Collection[str] = ()) -> None:
         new = self._trained.add_new(also)
@@ -377,6 +393,7 @@ class LocalSteps:
             self._pending.wait()
 
     def _disconnect(self) -> None:
+        self._is_closed = True
         for undo in self._undo:
             undo()
         self._undo = []
@@ -417,6 +434,8 @@ def _check_hooks(optimizer: Optimizer) -> None:
 
 def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
     """Return the model if it is one of DDP. Refuse one whose DDP would go on to exchange something."""
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"LocalSteps takes the model first, then its optimizer; got {shown(model)}")
     inside = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     if not inside:
         return None
