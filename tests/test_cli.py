@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -189,6 +190,16 @@ def test_warmup_compiles_the_selection_that_needs_no_sample(monkeypatch):
     monkeypatch.setattr(kernels.selection, "top", lambda bits, *rest: sizes.append(bits.size) or top(bits, *rest))
     warm.compile_messages("topr:0.1/raw/raw", np.dtype(np.float32))
     assert max(sizes) >= kernels.selection.SMALL
+
+
+def test_compiling_is_announced_once(tmp_path):
+    code = "import numpy as np; from deepreduce.kernels import bits; bits.unpack(bits.pack(np.uint64([1, 2]), 4), 4, 2)"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    first, second = (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment).stderr for _ in range(2)
+    )
+    assert first.count("compiling kernels, once on this machine") == 1
+    assert "compiling" not in second
 
 
 def test_set_up_compiles_what_the_demo_needs():

@@ -115,9 +115,7 @@ class LocalSteps:
         history: int = 100,
     ) -> None:
         parallel = _parallel(model)
-        _check_hooks(optimizer)
-        if optimizer in _TAKING_LOCAL_STEPS:
-            raise ConfigError("this optimizer takes local steps already: close() the other LocalSteps, or make a new optimizer")
+        _check_optimizer(optimizer)
         if topology == "dense":
             raise ConfigError("local steps without compression have the spec 'dense' and topology allgather, server or sharded")
         if every is not None and bytes_per_step is not None:
@@ -125,13 +123,8 @@ class LocalSteps:
         chosen = local_settings(recipe, spec=spec, every=every, memory=memory, small_tensor_numel=small_tensor_numel)
         self._trained = Trained(unwrapped(model), optimizer, buffers)
         policy = ExceptDense(policy_of(chosen.spec, chosen.small_tensor_numel), self._trained.averaged_buffers)
-        reducer = Reducer(
-            policy,
-            topology_named(topology),
-            natural(seed, "a seed"),
-            small_numel=chosen.small_tensor_numel,
-            threads=Threads(threads),
-        )
+        shared, small_numel = Threads(threads), chosen.small_tensor_numel
+        reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_numel, threads=shared)
         self._outer = None if outer is None else Outer(outer)
         self._unchecked: list[str] = []
         self._add_new_parameters()
@@ -144,15 +137,19 @@ class LocalSteps:
             raise ConfigError(f"delay is a number of steps below every, which is {self.every}; got {delay}")
         self._worker = Worker("deepreduce exchange")
         self._pending: Pending | None = None
-        self._title = f"{title(chosen.spec)}, every {self.every}"
-        self._title += f"{f', warmup {warmup}' if warmup else ''}{f', delay {delay}' if delay else ''}, {reducer.topology.name}"
+        extras = [f"{name} {steps}" for name, steps in (("warmup", warmup), ("delay", delay)) if steps]
+        self._title = ", ".join([title(chosen.spec), f"every {self.every}", *extras, reducer.topology.name])
         self._stats, self._process_group, self._timeout = Stats(history), process_group, checked_timeout(timeout)
         self._transport: Transport | None = None
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
-            warn(
-                f"outer momentum overshoots with the sparse spec {title(chosen.spec)}: use outer=None, or a spec that sends all values",
-                stacklevel=2,
-            )
+            advice = "use outer=None, or a spec that sends all values"
+            warn(f"outer momentum overshoots with the sparse spec {title(chosen.spec)}: {advice}", stacklevel=2)
+        self._follow(optimizer, scaler)
+        if parallel is not None:
+            self._disable_gradient_exchange(parallel)
+
+    def _follow(self, optimizer: Optimizer, scaler: torch.amp.GradScaler | None) -> None:
+        """Be told of the steps of an optimizer, and of those that a scaler skips."""
         apart = torch.compiler.disable  # the hooks are no part of a compiled step
         before, after = apart(self._before_step), apart(self._after_step)  # type: ignore[no-untyped-call]
         hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
@@ -162,8 +159,6 @@ class LocalSteps:
         self._undo.append(partial(_TAKING_LOCAL_STEPS.discard, optimizer))
         if scaler is not None:
             self._undo.append(SkippedSteps.of(scaler).add(optimizer, self._count_skipped_step))
-        if parallel is not None:
-            self._disable_gradient_exchange(parallel)
 
     def __repr__(self) -> str:
         return f"LocalSteps({self._title})"
@@ -221,8 +216,8 @@ class LocalSteps:
         """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it sends nothing.
 
         Finishes the exchange that is under way, and then exchanges what was done since it began. All ranks have taken equally many steps,
-        as under DDP: a `PeerError` says where they have not. With ``memory="parameters"`` the
-        parameters become those of the last sync, also where they were set from outside since then.
+        as under DDP: a `PeerError` says where they have not. With ``memory="parameters"`` the parameters become those of the last sync,
+        also where they were set from outside since then.
         """
         if self._is_closed:
             raise InputError("these LocalSteps are closed: call sync() before close()")
@@ -423,13 +418,18 @@ def _exchanged(
     return outcome
 
 
-def _check_hooks(optimizer: Optimizer) -> None:
-    """Refuse an optimizer that only passes steps on to another one. Seen in accelerate 1.15: hooks of its optimizers are never called."""
+def _check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that takes local steps already, or that only passes steps on to another one.
+
+    Hooks of the latter are never called. Seen in accelerate 1.15.
+    """
     if not hasattr(optimizer, "_optimizer_step_post_hooks"):
         raise ConfigError(
             f"LocalSteps follows the steps of a torch optimizer, got {type(optimizer).__name__}: where it wraps another one, give that "
             "(of Accelerate: optimizer.optimizer)"
         )
+    if optimizer in _TAKING_LOCAL_STEPS:
+        raise ConfigError("this optimizer takes local steps already: close() the other LocalSteps, or make a new optimizer")
 
 
 def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
