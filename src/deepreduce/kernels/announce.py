@@ -10,7 +10,7 @@ from numba.core import event
 _log = logging.getLogger("deepreduce")
 
 
-class _FirstCompilation(event.Listener):  # type: ignore[misc]
+class _FirstCompilation(event.Listener):
     """Logs the first compilation; what comes from the cache on disk is none."""
 
     def __init__(self) -> None:
@@ -28,4 +28,4 @@ class _FirstCompilation(event.Listener):  # type: ignore[misc]
 
 def announce_compilation() -> None:
     """Log from now on when this process compiles. By the events of numba, seen in numba 0.68."""
-    event.register("numba:compile", _FirstCompilation())
+    event.register("numba:compile", _FirstCompilation())  # type: ignore[no-untyped-call]
