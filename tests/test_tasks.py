@@ -374,10 +374,8 @@ def test_a_plan_that_no_worker_can_train_is_refused(spec, options, reason):
         Plan(model="mlp", specs=("dense", spec), **settings)
 
 
-def test_an_outer_optimizer_is_for_codecs_that_keep_all_values():
-    assert MethodSpec.parse("local:10 none/all/lloyd:2").outer == (0.7, 0.6)
-    assert MethodSpec.parse("local:4 none/all/lloyd:2").outer is None
-    assert MethodSpec.parse("local:10 topr:0.1/rice/qsgd").outer is None
+def test_a_method_is_what_its_text_says():
+    assert MethodSpec.parse("local:10 none/all/lloyd:2").outer is None
     assert MethodSpec.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
-    assert MethodSpec.parse("local:10,warmup=40 none/all/lloyd:2") == MethodSpec("local", "none/all/lloyd:2", 10, (0.7, 0.6), 40)
+    assert MethodSpec.parse("local:10,warmup=40 none/all/lloyd:2") == MethodSpec("local", "none/all/lloyd:2", 10, None, 40)
     assert MethodSpec.parse("dgc:400 topr:0.1/rice/qsgd") == MethodSpec("dgc", "topr:0.1/rice/qsgd", 400)

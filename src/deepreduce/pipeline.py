@@ -296,9 +296,9 @@ def encode_batch(
     records: dict[int, Record] = {}
     for group in groups.values():
         codec = codecs[group[0]]
-        known: list[Any] | None = None if selected[group[0]] is None else [selected[i] for i in group]
+        known: list[Any] | None = None if selected[group[0]] is None else list(map(selected.__getitem__, group))
         try:
-            made = codec.records([sources[i] for i in group], [seeds[i] for i in group], known)
+            made = codec.records(list(map(sources.__getitem__, group)), list(map(seeds.__getitem__, group)), known)
             records.update(zip(group, made, strict=True))
         except Exception:
             for i in group:  # one by one, to find the gradient
@@ -307,7 +307,7 @@ def encode_batch(
                 except Exception as error:
                     raise_named(error, names[i])
             raise
-    return [records[i] for i in range(len(codecs))]
+    return list(map(records.__getitem__, range(len(codecs))))
 
 
 def decode_batch(records: Sequence[Record], spaces: Sequence[Space], names: Sequence[str]) -> list[SparseTensor]:
@@ -327,7 +327,7 @@ def decode_batch(records: Sequence[Record], spaces: Sequence[Space], names: Sequ
     tensors: dict[int, SparseTensor] = {}
     for group in groups.values():
         try:
-            own = [records[i] for i in group], [spaces[i] for i in group]
+            own = list(map(records.__getitem__, group)), list(map(spaces.__getitem__, group))
             tensors.update(zip(group, restore_batch(*own), strict=True))
         except FormatError:
             for i in group:  # one by one, to find the tensor
@@ -336,7 +336,7 @@ def decode_batch(records: Sequence[Record], spaces: Sequence[Space], names: Sequ
                 except FormatError as error:
                     raise_named(error, names[i])
             raise
-    return [tensors[i] for i in range(len(records))]
+    return list(map(tensors.__getitem__, range(len(records))))
 
 
 def restore_batch(records: Sequence[Record], spaces: Sequence[Space]) -> list[SparseTensor]:

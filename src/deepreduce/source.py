@@ -238,14 +238,14 @@ def _select_batch(sources: Sequence[Source], alone: Callable[[int], Support], to
         else:
             supports[index] = alone(index)
     for dtype, group in groups.items():
-        members: list[Any] = [sources[i] for i in group]
+        members: list[Any] = list(map(sources.__getitem__, group))
         bits, bounds = _joined(members)
         positions, ends = together(bits, dtype, bounds, group)
         found = bits[positions + np.repeat(bounds[:-1], np.diff(ends))].view(dtype)
         for index, source, own, values in zip(group, members, ragged.cut(positions, ends), ragged.cut(found, ends), strict=True):
             supports[index] = selected = Support.trusted(own, source.space.numel)
             source._gathered = selected, values
-    return [supports[i] for i in range(len(sources))]
+    return list(map(supports.__getitem__, range(len(sources))))
 
 
 def _joined(sources: Sequence[DenseSource]) -> tuple[Values, Positions]:

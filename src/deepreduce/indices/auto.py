@@ -111,7 +111,7 @@ class Auto(IndexCodec):
             groups.setdefault(self.choose(support, space), []).append(index)
         encoded: dict[int, tuple[IndexCodec, Part, Support]] = {}
         for codec, group in groups.items():
-            own = [selected[i] for i in group], [spaces[i] for i in group], [seeds[i] for i in group]
+            own = list(map(selected.__getitem__, group)), list(map(spaces.__getitem__, group)), list(map(seeds.__getitem__, group))
             encoded.update(zip(group, codec.encode_batch(*own), strict=True))
         return [encoded[index] for index in range(len(selected))]
 

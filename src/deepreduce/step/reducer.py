@@ -169,9 +169,9 @@ class Reducer:
         packed = memory.own.compensate_small(bucket.names, bucket.gradients) if memory.own is not None and len(bucket.names) > 1 else None
         found = {} if packed is None else dict(zip(packed.indices, packed.compensated_of(bucket.gradients), strict=True))
         large = [i for i in range(len(bucket.names)) if i not in found]
-        names, gradients = [bucket.names[i] for i in large], [bucket.gradients[i] for i in large]
+        names, gradients = list(map(bucket.names.__getitem__, large)), list(map(bucket.gradients.__getitem__, large))
         found.update(zip(large, self.threads.share(gradients, partial(_compensated, memory.own, names, gradients)), strict=True))
-        return packed, [found[i] for i in range(len(bucket.names))]
+        return packed, list(map(found.__getitem__, range(len(bucket.names))))
 
     def _groups(self, compensated: Sequence[Compensated]) -> Sequence[Sequence[int]]:
         """Which gradients make one tensor: all large dense ones of a dtype together, each other one alone."""

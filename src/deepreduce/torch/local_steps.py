@@ -296,6 +296,8 @@ class LocalSteps:
 
     def _warn_of_equal_gradients(self) -> None:
         """Warn where all ranks have the same gradients: they train on the same data, or something has averaged them."""
+        if self.transport.size == 1:
+            return
         gradients = [parameter.grad for parameter in self._trained.parameters.values() if parameter.grad is not None]
         own = b"".join(_digest(view("gradient", gradient)) for gradient in gradients if gradient.layout == torch.strided)
         if are_equal(own, self.transport) and own:
