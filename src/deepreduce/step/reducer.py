@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import filterfalse
 from math import prod
 from operator import attrgetter
 from time import perf_counter
@@ -168,7 +169,7 @@ class Reducer:
         """Return every gradient plus its residual, and the small ones that were computed together."""
         packed = memory.own.compensate_small(bucket.names, bucket.gradients) if memory.own is not None and len(bucket.names) > 1 else None
         found = {} if packed is None else dict(zip(packed.indices, packed.compensated_of(bucket.gradients), strict=True))
-        large = [i for i in range(len(bucket.names)) if i not in found]
+        large = list(filterfalse(found.__contains__, range(len(bucket.names))))
         names, gradients = list(map(bucket.names.__getitem__, large)), list(map(bucket.gradients.__getitem__, large))
         found.update(zip(large, self.threads.share(gradients, partial(_compensated, memory.own, names, gradients)), strict=True))
         return packed, list(map(found.__getitem__, range(len(bucket.names))))
