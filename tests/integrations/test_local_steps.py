@@ -185,7 +185,7 @@ def test_accelerate_takes_local_steps_and_resumes(tmp_path):
     torch.testing.assert_close(own, plain, rtol=1e-6, atol=1e-7)
 
 
-def made_trainer(folder, seed=0, local=True, callbacks=(), **options):
+def made_trainer(folder, seed=0, **options):
     """A Trainer for a small GPT-2 with dropout, made from a config: nothing is downloaded."""
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
