@@ -9,6 +9,7 @@ import pytest
 import deepreduce as dr
 from deepreduce import registry
 from deepreduce.layouts import codecs_of, layout_of
+from deepreduce.step.budget import expected_bytes
 
 GRADIENT = np.float32([0.5, -4, 2, 0])
 
@@ -187,3 +188,29 @@ def test_layouts_are_resolved_once():
     finally:
         sys.setprofile(None)
     assert len(calls) <= 20  # that the codecs are equal to known ones has to be seen
+
+
+def test_an_own_sparsifier_takes_part_in_budgets_and_schedules():
+    @dataclass(frozen=True)
+    class Leading(dr.Sparsifier):
+        """`leading`: the first elements."""
+
+        share: float
+
+        def select(self, source, seed):
+            return np.arange(self.expected_nnz(source.numel))
+
+        def expected_nnz(self, numel):
+            return round(self.share * numel)
+
+        @property
+        def density(self):
+            return self.share
+
+        def with_density(self, density):
+            return Leading(density)
+
+    dr.register("leading", Leading)
+    codec = dr.parse("leading:0.125/bitmap/fp16")
+    assert expected_bytes(codec, 8000) == pytest.approx(len(codec.encode(np.ones(8000, np.float32))), abs=40)
+    assert str(dr.Schedule(codec, steps=100, start=0.5).codec_at(0)) == "leading:0.5/bitmap/fp16"

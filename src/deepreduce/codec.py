@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from . import reorder
+from .errors import ConfigError
 from .parameters import check_parameters, format_value, parameters
 from .reader import Part, Reader
 from .reorder import Order
@@ -73,6 +74,19 @@ class Sparsifier(Codec, ABC):
     def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
         """Return the selected positions of each gradient."""
         return [as_support(self.select(source, seed), source.numel) for source, seed in zip(sources, seeds, strict=True)]
+
+    def expected_nnz(self, numel: int) -> int | None:
+        """How many of `numel` elements of a dense gradient are selected; None where their values decide."""
+        return None
+
+    @property
+    def density(self) -> float | None:
+        """The share of the elements that is selected, whatever their number; None where there is no such share."""
+        return None
+
+    def with_density(self, density: float) -> Sparsifier:
+        """Return this sparsifier with another density; `ConfigError` where it has none."""
+        raise ConfigError(f"{type(self).__name__} has no density")
 
 
 class IndexCodec(Codec, ABC):
@@ -139,6 +153,10 @@ class IndexCodec(Codec, ABC):
         """A bound on the size of the index section."""
         return 64 + 8 * nnz
 
+    def expected_bits(self, nnz: int, numel: int) -> float | None:
+        """About how many bits `nnz` random positions of `numel` take; None where that is not known beforehand."""
+        return None
+
 
 class ValueCodec(Codec, ABC):
     """Turns a flat array of floats into bytes and back.
@@ -192,6 +210,10 @@ class ValueCodec(Codec, ABC):
     def max_bytes(self, nnz: int, dtype: np.dtype[Any]) -> int:
         """A bound on the size of the value section."""
         return 64 + nnz * dtype.itemsize * 9 // 8
+
+    def expected_bits(self, nnz: int) -> float | None:
+        """About how many bits `nnz` values of float32 take; None where the values decide."""
+        return None
 
 
 class LossyValueCodec(ValueCodec):

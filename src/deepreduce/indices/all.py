@@ -28,3 +28,6 @@ class All(IndexCodec):
         if nnz != space.numel:
             raise CorruptError(f"index codec 'all' with {nnz} values for {space.numel} positions")
         return Support.all(nnz)
+
+    def expected_bits(self, nnz: int, numel: int) -> float | None:
+        return 0.0 if nnz == numel else None  # else the elements that were dropped are sent too

@@ -15,6 +15,7 @@ from ..tensor import Positions, Support
 from .bitmap import Bitmap
 from .delta import Delta
 from .deltahuffman import FINEST, DeltaHuffman
+from .entropy import entropy_bits
 from .gapcodec import GapCodec
 from .keys import key_bytes
 from .pco import PcoIndex
@@ -114,6 +115,9 @@ class Auto(IndexCodec):
             own = list(map(selected.__getitem__, group)), list(map(spaces.__getitem__, group)), list(map(seeds.__getitem__, group))
             encoded.update(zip(group, codec.encode_batch(*own), strict=True))
         return [encoded[index] for index in range(len(selected))]
+
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return entropy_bits(nnz, numel)
 
 
 def _rice_is_near_optimal(selected: Support, space: Space) -> bool:

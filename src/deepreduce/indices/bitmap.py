@@ -34,3 +34,6 @@ class Bitmap(IndexCodec):
 
     def max_bytes(self, nnz: int, space: Space) -> int:
         return (space.numel + 7) // 8
+
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return float(numel)

@@ -9,6 +9,7 @@ from .. import kernels
 from ..errors import CorruptError, TruncatedError
 from ..reader import Reader, expect_decoded, expect_padding
 from ..tensor import Positions
+from .entropy import entropy_bits
 from .gapcodec import BatchedGapCodec
 
 
@@ -56,6 +57,9 @@ class Delta(BatchedGapCodec):
     def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
         widths = kernels.gaps.widths(kernels.gaps.between(positions))
         return growth * ((widths.size * _width_bits(numel) + kernels.gaps.packed_bits(widths, positions.size) + 7) // 8)
+
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return entropy_bits(nnz, numel)
 
 
 def _width_bits(numel: int) -> int:

@@ -7,6 +7,7 @@ from ..code_table import read_lengths, write_lengths
 from ..errors import CorruptError
 from ..reader import Reader, expect_decoded
 from ..tensor import Positions
+from .entropy import entropy_bits
 from .gapcodec import GapCodec
 
 FINEST = 4
@@ -46,3 +47,6 @@ class DeltaHuffman(GapCodec):
         _, _, size_bits, size_bytes = kernels.prefixes.plan(positions, FINEST)
         gaps_bytes = (size_bits + 7) // 8
         return 1 + size_bytes - gaps_bytes + growth * gaps_bytes  # the code is sent once
+
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return entropy_bits(nnz, numel)

@@ -12,6 +12,7 @@ from ..errors import CorruptError, TruncatedError
 from ..reader import Reader
 from ..source import Space
 from ..tensor import Positions, Support
+from .entropy import entropy_bits
 
 if TYPE_CHECKING:
     from pcodec import ChunkConfig
@@ -56,6 +57,9 @@ class PcoIndex(IndexCodec):
         gaps = np.empty(nnz, f"u{width_bytes}")
         pcodec_stream.decompress_into(part, gaps, _CLASSIC_WITHOUT_DELTA)
         return Support.trusted(_positions(gaps, space.numel), space.numel)
+
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return entropy_bits(nnz, numel)
 
 
 def _width_bytes(gaps: Positions) -> int:

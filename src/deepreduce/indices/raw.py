@@ -45,6 +45,9 @@ class RawIndex(KeyCodec):
             return super().decode_batch(parts, counts, spaces)
         return [*ragged.cut(keys.astype(np.int64), ragged.bounds_of(counts))]
 
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return 8.0 * key_bytes(numel) * nnz
+
 
 def _all_narrow(spaces: Sequence[Space]) -> bool:
     return max(key_bytes(space.numel) for space in spaces) == 4

@@ -9,6 +9,7 @@ from .. import kernels
 from ..errors import CorruptError, TruncatedError
 from ..reader import Reader, expect_decoded, expect_padding
 from ..tensor import Positions
+from .entropy import entropy_bits
 from .gapcodec import BatchedGapCodec
 
 Numbers = NDArray[np.uint64]
@@ -48,6 +49,9 @@ class Rice(BatchedGapCodec):
 
     def _size_bytes(self, positions: Positions, numel: int, growth: float) -> float:
         return growth * plan(kernels.gaps.between(positions)).size_bytes
+
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return entropy_bits(nnz, numel)
 
 
 # Numbers as Rice codes: here the gaps, in `rle` the lengths of runs

@@ -29,6 +29,9 @@ class Seeded(IndexCodec):
     def decode(self, part: Reader, nnz: int, space: Space) -> Support:
         return _drawn(space.numel, nnz, part.varint())
 
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return 0.0
+
 
 def _drawn(numel: int, count: int, seed: int) -> Support:
     return Support.trusted(kernels.draw.sample(numel, count, seed), numel)

@@ -15,6 +15,7 @@ from ..reader import Reader, expect_decoded, varint
 from ..source import Space
 from ..tensor import Positions, Shape, Support
 from .deltahuffman import DeltaHuffman
+from .entropy import entropy_bits
 
 _SIDE_AT_ONE = 4096
 _SIDE_A_POSITION = 64
@@ -77,6 +78,9 @@ class Shaped(IndexCodec):
             if is_allowed and not kernels.uniform.looks_uniform(positions, starts, length, columns):
                 return False
         return True
+
+    def expected_bits(self, nnz: int, numel: int) -> float:
+        return entropy_bits(nnz, numel)
 
 
 class _View(NamedTuple):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..codec import Sparsifier
@@ -34,3 +34,14 @@ class ChunkTopR(Sparsifier):
 
     def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
         return chunk_top_batch(sources, self.chunk, self.count)
+
+    def expected_nnz(self, numel: int) -> int:
+        whole_chunks, rest = divmod(numel, self.chunk)
+        return whole_chunks * self.count + min(rest, self.count)
+
+    @property
+    def density(self) -> float:
+        return self.count / self.chunk
+
+    def with_density(self, density: float) -> ChunkTopR:
+        return replace(self, count=round(density * self.chunk))

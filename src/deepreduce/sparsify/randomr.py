@@ -33,3 +33,13 @@ class RandomR(Sparsifier):
     def select(self, source: Source, seed: int) -> Support:
         count = count_of(self.amount, source.numel)
         return Support.trusted(kernels.draw.sample(source.numel, count, seed), source.numel)
+
+    def expected_nnz(self, numel: int) -> int:
+        return count_of(self.amount, numel)
+
+    @property
+    def density(self) -> float | None:
+        return self.amount if isinstance(self.amount, float) else None
+
+    def with_density(self, density: float) -> RandomR:
+        return RandomR(float(density))

@@ -41,3 +41,13 @@ class TopR(Sparsifier):
 
     def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
         return top_batch(sources, list(map(count_of, repeat(self.amount), map(_NUMEL, sources))))
+
+    def expected_nnz(self, numel: int) -> int:
+        return count_of(self.amount, numel)
+
+    @property
+    def density(self) -> float | None:
+        return self.amount if isinstance(self.amount, float) else None
+
+    def with_density(self, density: float) -> TopR:
+        return TopR(float(density))

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import ceil, inf, log2, prod
+from math import ceil, inf, prod
 
-from ..codec import IndexCodec
 from ..errors import ConfigError
-from ..indices.all import All
-from ..indices.auto import Auto
-from ..indices.bitmap import Bitmap
-from ..indices.delta import Delta
-from ..indices.deltahuffman import DeltaHuffman
-from ..indices.keys import key_bytes
-from ..indices.pco import PcoIndex
-from ..indices.raw import RawIndex
 from ..indices.rice import Rice
-from ..indices.seeded import Seeded
-from ..indices.shaped import Shaped
 from ..parameters import natural, shown
 from ..pipeline import DeepReduce, parse
-from ..sparsify.amount import count_of
-from ..sparsify.chunktopr import ChunkTopR
-from ..sparsify.none import Keep
-from ..sparsify.randomr import RandomR
 from ..sparsify.topr import TopR
-from ..values.half import BF16, FP16
-from ..values.lloyd import Lloyd
 from ..values.qsgd import QSGD
-from ..values.raw import RawValue
 from .arrays import Array
 from .items import step_source
 from .policy import BySize, ByStep, Policy, policy_at
@@ -36,8 +18,6 @@ from .policy import BySize, ByStep, Policy, policy_at
 _HEAD_BITS = 40
 """The header of a tensor in a message."""
 _SMALL_NUMEL = 1024
-_NEAR_ENTROPY = (Rice, Delta, DeltaHuffman, PcoIndex, Shaped, Auto)
-"""Index codecs that take about as many bits as random positions must, or fewer."""
 _LAST = 2**62
 """A step after the end of every schedule."""
 _DENSE = tuple(map(parse, ("dense", "none/all/fp16", "none/all/qsgd:8")))
@@ -72,7 +52,7 @@ def budgeted(bytes_per_step: float, sizes: Iterable[int]) -> BySize:
 
 
 def expected_bytes(codec: DeepReduce, numel: int) -> float:
-    """Return about how many bytes a float32 tensor takes in a message; `ConfigError` where that depends on the values.
+    """Return about how many bytes a float32 tensor takes in a message; `ConfigError` where its codec cannot tell beforehand.
 
     >>> round(expected_bytes(parse("topr:0.01/rice/qsgd"), 1_000_000)), round(expected_bytes(parse("none/all/lloyd:2"), 1_000_000))
     (18934, 250021)
@@ -81,7 +61,7 @@ def expected_bytes(codec: DeepReduce, numel: int) -> float:
 
 
 def steps_within(bytes_per_step: float, policy: Policy | ByStep, tensors: Mapping[str, Array]) -> int:
-    """Return the smallest number of steps between messages that keeps the average at `bytes_per_step`.
+    """Return the smallest number of steps between messages with which the average is at most `bytes_per_step`.
 
     >>> import numpy as np
     >>> from deepreduce.step.policy import policy_of
@@ -118,47 +98,19 @@ def _codec_within(budget_bits: float, sizes: list[int]) -> DeepReduce:
 
 
 def _bits(codec: DeepReduce, numel: int) -> float:
-    if not numel:
-        return _HEAD_BITS
-    sparsifier, index = codec.sparsifier, codec.index
-    if isinstance(sparsifier, Keep) and isinstance(index, All):
-        return _HEAD_BITS + _value_bits(codec, numel)
-    if isinstance(sparsifier, ChunkTopR):
-        nnz = min(numel, ceil(numel / sparsifier.chunk) * sparsifier.count)
-    elif isinstance(sparsifier, TopR | RandomR):
-        nnz = count_of(sparsifier.amount, numel)
-    else:
-        raise ConfigError(f"how many bytes {codec} takes depends on the values: use topr, randomr, chunktopr, or none with the index all")
-    return _HEAD_BITS + _index_bits(index, numel, nnz) + _value_bits(codec, nnz)
+    """Return about how many bits a tensor takes in a message: the sum of what its codecs expect."""
+    sparsifier, index, value = codec.stages
+    nnz = sparsifier.expected_nnz(numel)
+    if nnz is None:
+        raise _unknown(codec, "sparsifier", "topr, randomr, chunktopr, or none")
+    index_bits = index.expected_bits(nnz, numel)
+    if index_bits is None:
+        raise _unknown(codec, "index codec", "rice, auto, shaped, delta, deltahuffman, pco, raw, bitmap, seeded, or after none all")
+    value_bits = value.expected_bits(nnz)
+    if value_bits is None:
+        raise _unknown(codec, "value codec", "qsgd, lloyd, fp16, bf16 or raw")
+    return _HEAD_BITS + index_bits + value_bits
 
 
-def _index_bits(index: IndexCodec, numel: int, nnz: int) -> float:
-    """Return about how many bits `nnz` of `numel` positions take by an index codec."""
-    if isinstance(index, Seeded):
-        return 0.0
-    if isinstance(index, RawIndex):
-        return 8 * key_bytes(numel) * nnz
-    if isinstance(index, Bitmap):
-        return numel
-    if isinstance(index, _NEAR_ENTROPY):
-        return _position_bits(numel, nnz)
-    raise ConfigError(f"how many bytes the index codec {index} takes is not known beforehand: use rice, auto, delta, raw, bitmap or seeded")
-
-
-def _position_bits(numel: int, nnz: int) -> float:
-    """Return the entropy of `nnz` of `numel` positions in bits; at most one bit per element."""
-    density = nnz / numel
-    if density >= 0.5:
-        return numel
-    return -numel * (density * log2(density) + (1 - density) * log2(1 - density))
-
-
-def _value_bits(codec: DeepReduce, nnz: int) -> float:
-    value = codec.value
-    if isinstance(value, QSGD):
-        return nnz * value.bits + 32 * ceil(nnz / value.group)
-    if isinstance(value, Lloyd):
-        return min(nnz * value.bits + 32 * value.levels, 32 * nnz)
-    if isinstance(value, RawValue | FP16 | BF16):
-        return nnz * (32 if isinstance(value, RawValue) else 16)
-    raise ConfigError(f"how many bytes {codec} takes depends on the values: use qsgd, lloyd, fp16, bf16 or raw")
+def _unknown(codec: DeepReduce, stage: str, allowed: str) -> ConfigError:
+    return ConfigError(f"how many bytes {codec} takes is not known beforehand, because of its {stage}: use {allowed}")

@@ -9,10 +9,7 @@ from ..errors import ConfigError
 from ..indices.all import All
 from ..parameters import natural
 from ..pipeline import DeepReduce, parse
-from ..sparsify.chunktopr import ChunkTopR
 from ..sparsify.none import Keep
-from ..sparsify.randomr import RandomR
-from ..sparsify.topr import TopR
 
 
 @dataclass(frozen=True)
@@ -54,18 +51,13 @@ class Schedule:
 
 
 def _density(codec: DeepReduce) -> float:
-    sparsifier = codec.sparsifier
-    if isinstance(sparsifier, ChunkTopR):
-        return sparsifier.count / sparsifier.chunk
-    if isinstance(sparsifier, TopR | RandomR) and isinstance(sparsifier.amount, float):
-        return sparsifier.amount
-    raise ConfigError(f"a Schedule changes the density of topr:RATIO, randomr:RATIO or chunktopr; {codec} has none")
+    density = codec.sparsifier.density
+    if density is None:
+        raise ConfigError(f"a Schedule changes the density of topr:RATIO, randomr:RATIO or chunktopr; {codec} has none")
+    return density
 
 
 def _with_density(codec: DeepReduce, density: float) -> DeepReduce:
     if density == 1.0:
         return replace(codec, sparsifier=Keep(), index=All())
-    sparsifier = codec.sparsifier
-    if isinstance(sparsifier, ChunkTopR):
-        return replace(codec, sparsifier=replace(sparsifier, count=round(density * sparsifier.chunk)))
-    return replace(codec, sparsifier=TopR(density) if isinstance(sparsifier, TopR) else RandomR(density))
+    return replace(codec, sparsifier=codec.sparsifier.with_density(density))

@@ -71,6 +71,9 @@ class _Half(ValueCodec):
         smallest_step = float(limits.smallest_subnormal)
         return np.abs(values.astype(np.float64)) * float(limits.eps) / 2 + smallest_step
 
+    def expected_bits(self, nnz: int) -> float:
+        return 16.0 * nnz
+
 
 @dataclass(frozen=True)
 class FP16(_Half):

@@ -74,3 +74,6 @@ class Lloyd(LossyValueCodec):
         """The number of the level of each value; levels rise."""
         sample = numbers[:: numbers.size // _SAMPLE | 1]  # an odd stride meets all columns of most tensors
         return kernels.sketch.assign(numbers, kernels.lloyd.edges(np.sort(sample), self.levels, _ROUNDS).astype(numbers.dtype))
+
+    def expected_bits(self, nnz: int) -> float:
+        return min(nnz * self.bits + 32.0 * self.levels, 32.0 * nnz)

@@ -112,3 +112,6 @@ class QSGD(LossyValueCodec):
     def _norms(self, values: Values) -> NDArray[np.float32]:
         """The norms as they travel: no value is above its own."""
         return round_up(kernels.quantise.norms(at_least_32_bits(values), self.group, self.norm == "l2"))
+
+    def expected_bits(self, nnz: int) -> float:
+        return nnz * self.bits + 32.0 * -(-nnz // self.group)

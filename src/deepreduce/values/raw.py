@@ -39,6 +39,9 @@ class RawValue(ValueCodec):
         flat = ragged.joined_elements(parts, counts, dtype)
         return super().decode_batch(parts, counts, dtype) if flat is None else ragged.cut(flat, ragged.bounds_of(counts))
 
+    def expected_bits(self, nnz: int) -> float:
+        return 32.0 * nnz
+
 
 def _little_endian(values: Values) -> Values:
     return values if np.little_endian else values.byteswap()
