@@ -130,7 +130,7 @@ def test_training_goes_on_beside_the_exchange():
 
 def flat_of_anchors(local):
     """The anchors, without waiting for an exchange."""
-    return torch.cat([torch.as_tensor(anchor).reshape(-1) for anchor in local._training.anchors.values()])
+    return torch.cat([torch.as_tensor(anchor).reshape(-1) for anchor in local._fragments[0].training.anchors.values()])
 
 
 def test_closing_waits_for_the_exchange_and_leaves_the_parameters():
@@ -224,13 +224,14 @@ def test_a_foreign_pending_state_is_refused():
     model, optimizer, local = started("allgather")
     train(0, model, optimizer, 6)
     state = local.state_dict()
-    assert set(state["pending"]) == {"means", "values"}
+    [fragment] = state["fragments"]
+    assert set(fragment["pending"]) == {"means", "values"}
     for wrong, why in (
         ({"means": {}}, "has the keys means, values"),
-        ({**state["pending"], "values": {"other": torch.ones(2)}}, "other of shape"),
+        ({**fragment["pending"], "values": {"other": torch.ones(2)}}, "the state has other, which"),
     ):
         with pytest.raises(dr.InputError, match=why):
-            local.load_state_dict({**state, "pending": wrong})
+            local.load_state_dict({**state, "fragments": [{**fragment, "pending": wrong}]})
     local.close()
 
 

@@ -541,15 +541,15 @@ def test_a_foreign_state_is_refused():
     train(0, model, optimizer, 3)
     state = local.state_dict()
     refused = [
-        ({"steps": 1}, "has the keys anchors, exchange, outer, pending, residuals_in_parameters, steps"),
+        ({"steps": 1}, "has the keys anchors, exchange, fragments, outer"),
         ({**state, "outer": None}, "made without an outer optimizer"),
-        ({**state, "anchors": {"other": torch.ones(2)}}, "other of shape"),
+        ({**state, "anchors": {"other": torch.ones(2)}}, "the state has other, which"),
         ({**state, "exchange": {**state["exchange"], "seed": 8}}, "seed 8"),
     ]
     for wrong, why in refused:
         with pytest.raises(ValueError, match=why):
             local.load_state_dict(wrong)
-    assert local.state_dict()["steps"] == 3
+    assert local.state_dict()["fragments"][0]["steps"] == 3
 
 
 # Failures
@@ -650,7 +650,7 @@ def test_a_rank_that_diverged_is_told_of_on_all():
         ({"warmup": -1}, "warmup"),
         ({"every": 5, "bytes_per_step": 100}, "give every, or bytes_per_step"),
         ({"bytes_per_step": 0}, "above 0"),
-        ({"spec": "nonzero/auto/qsgd", "bytes_per_step": 100}, "depends on the values"),
+        ({"spec": "nonzero/auto/qsgd", "bytes_per_step": 100}, "not known beforehand"),
         ({"buffers": "sum"}, "'mean' or 'keep'"),
         ({"topology": "dense"}, "the spec 'dense'"),
         ({"outer": 0.7}, "outer is an optimizer"),
@@ -668,25 +668,27 @@ def test_wrong_arguments_are_refused(change, why):
 def with_and_without_ddp(rank):
     found = []
     for wrap in (DistributedDataParallel, lambda model: model):
-        model = wrap(network())
+        norm = torch.nn.BatchNorm1d(5)
+        model = wrap(torch.nn.Sequential(network(), norm))
         optimizer = adamw(model)
         with LocalSteps(model, optimizer, LOW_BITS, 3, NESTEROV, small_tensor_numel=16) as local:
             train(rank, model, optimizer, 10)
+            running_mean = norm.running_mean.clone()  # of this rank since the last sync
             local.sync()
-            found.append((flat(model), list(local.state_dict()["anchors"])))
+            found.append((flat(model), running_mean, list(local.state_dict()["anchors"])))
     return found
 
 
 def test_under_ddp_only_local_steps_exchange():
-    for (wrapped, names), (plain, plain_names) in run_ranks(with_and_without_ddp, 2):
+    first, second = run_ranks(with_and_without_ddp, 2)
+    for (wrapped, running_mean, names), (plain, plain_running_mean, plain_names) in (first, second):
         assert torch.equal(wrapped, plain)
+        assert torch.equal(running_mean, plain_running_mean)
         assert names == plain_names
+    assert not torch.equal(first[0][1], second[0][1])
 
 
 def refused_under_ddp(rank):
-    with_buffers = DistributedDataParallel(torch.nn.Sequential(network(), torch.nn.BatchNorm1d(4)))
-    with pytest.raises(ValueError, match="make it with broadcast_buffers=False"):
-        LocalSteps(with_buffers, adamw(with_buffers), SPARSE)
     inside = torch.nn.Sequential(DistributedDataParallel(network()))
     with pytest.raises(ValueError, match="got Sequential around one of DDP"):
         LocalSteps(inside, adamw(inside), SPARSE)
@@ -700,14 +702,26 @@ def test_ddp_that_would_exchange_something_is_refused():
     run_ranks(refused_under_ddp, 1)
 
 
+def test_another_scaler_is_refused_and_leaves_the_optimizer_free():
+    model = network()
+    optimizer = adamw(model)
+    with pytest.raises(ValueError, match=r"scaler is a torch\.amp\.GradScaler, got 3"):
+        LocalSteps(model, optimizer, SPARSE, scaler=3)
+    LocalSteps(model, optimizer, SPARSE).close()
+
+
+def keeps_unsent_in_parameters(local):
+    return local.state_dict()["fragments"][0]["residuals_in_parameters"]
+
+
 def test_what_is_given_beside_a_recipe_is_not_replaced():
     model = network()
     with LocalSteps(model, adamw(model), recipe="adam") as whole:
-        assert (whole.every, whole._unsent_in_parameters) == (4, True)
+        assert (whole.every, keeps_unsent_in_parameters(whole)) == (4, True)
     with LocalSteps(model, adamw(model), "none/all/lloyd:2", 10, NESTEROV, recipe="adam", memory="residual") as given:
         assert repr(given) == "LocalSteps(none/all/lloyd:2, every 10, allgather)"
         assert isinstance(given.outer, torch.optim.SGD)
-        assert not given._unsent_in_parameters
+        assert not keeps_unsent_in_parameters(given)
     with LocalSteps(model, adamw(model), recipe="sgd", every=8) as sgd:
         assert "none/all/lloyd:1, every 8" in repr(sgd)
     assert DeepReduceState(recipe="sgd").memory.own.momentum > 0

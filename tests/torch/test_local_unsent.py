@@ -1,6 +1,7 @@
 """Local steps that keep what was not sent in the parameters of the rank: nothing is lost of it, and `sync` makes all ranks equal."""
 
 import io
+import warnings
 from functools import partial
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_state_with_an_exchange_under_way_goes_on_with_another_warmup():
     for memory in ("residual", "parameters"):
         first = made(memory=memory)
         state = steps(first, 5).state_dict()
-        assert state["pending"] is not None
+        assert state["fragments"][0]["pending"] is not None
         again = made(memory=memory, warmup=6)
         again[2].load_state_dict(first[2].state_dict())
         again[0].load_state_dict(state)
@@ -212,7 +213,7 @@ def test_what_half_precision_cannot_hold_of_a_residual_stays_one():
     with LocalSteps(model, optimizer, "none/all/lloyd:1", memory="parameters", small_tensor_numel=0) as local:
         model.weight.grad = torch.linspace(-0.1, 0.1, 64 * 64, dtype=torch.bfloat16).reshape(64, 64)
         optimizer.step()
-        held, anchor = (torch.from_numpy(table["weight"]) for table in (local._training.memory.own.residuals, local._training.anchors))
+        held, anchor = (torch.from_numpy(table["weight"]) for table in (local._memory.own.residuals, local._fragments[0].training.anchors))
         unsent = anchor.to(torch.bfloat16).float() - model.weight.detach().float() + held
         did = anchor - (1 - model.weight.grad).float()  # the anchor has moved by what was sent
         torch.testing.assert_close(unsent, did, rtol=0, atol=1e-6)
@@ -223,3 +224,36 @@ def test_other_memories_are_refused():
     model = network()
     with pytest.raises(ValueError, match="memory is 'residual', 'parameters', 'none' or a ResidualMemory, got 'momentum'"):
         LocalSteps(model, torch.optim.SGD(model.parameters()), SPARSE, memory="momentum")
+
+
+def warnings_at_close(rank, options):
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    local = LocalSteps(model, optimizer, SPARSE, small_tensor_numel=16, **options)
+    train(rank, model, optimizer, 6)
+    with warnings.catch_warnings(record=True) as before:
+        local.close()
+    local = LocalSteps(model, optimizer, SPARSE, small_tensor_numel=16, **options)
+    model.load_state_dict(network().state_dict())
+    train(rank, model, optimizer, 6)
+    local.sync()
+    with warnings.catch_warnings(record=True) as after:
+        local.close()
+    return [str(each.message) for each in before], [str(each.message) for each in after]
+
+
+@pytest.mark.parametrize(
+    ("options", "apart"),
+    [
+        ({"every": 3}, False),
+        ({"every": 4}, True),
+        ({"every": 3, "memory": "parameters"}, True),
+        ({"every": 3, "delay": 1}, True),
+        ({"every": 4, "fragments": 2}, True),
+    ],
+)
+def test_closing_between_two_syncs_warns(options, apart):
+    for before, after in run_ranks(warnings_at_close, 2, options):
+        assert len(before) == apart
+        assert all("call sync() on all ranks before close()" in message for message in before)
+        assert not after

@@ -74,8 +74,7 @@ def local_steps(
 
     Takes the arguments of `deepreduce.torch.LocalSteps`; the accelerator's `GradScaler` is the `scaler`. All ranks call
     ``accelerator.save_state(folder)``, which synchronizes first, so that the model in it is the same on all ranks. What a rank has of its
-    own is in ``folder/deepreduce.rank<number>``, and after ``load_state(folder)`` training goes on with the same bits. A model with
-    buffers needs ``Accelerator(kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)])``.
+    own is in ``folder/deepreduce.rank<number>``, and after ``load_state(folder)`` training goes on with the same bits.
     """
     local = take_local_steps(accelerator, model, optimizer, spec, options)
     checkpoint = _LocalCheckpoint(accelerator, local, model, optimizer)

@@ -93,8 +93,7 @@ class LocalStepsCallback(_Keeper):
     Takes the arguments of `deepreduce.torch.LocalSteps`; the `GradScaler` of ``precision="16-mixed"`` is the `scaler`. All ranks
     synchronize before a validation, before a checkpoint and at the end of every epoch, so that the model is then the same on all of
     them. What a rank has of its own goes in a file beside each checkpoint: ``fit(ckpt_path=...)`` goes on with the same bits. Bytes and
-    seconds of the latest sync are logged as ``deepreduce/...``. A model with buffers needs
-    ``strategy=DDPStrategy(broadcast_buffers=False)``.
+    seconds of the latest sync are logged as ``deepreduce/...``.
     """
 
     def __init__(self, spec: Spec | None = None, **options: Any) -> None:

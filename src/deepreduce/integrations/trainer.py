@@ -64,8 +64,7 @@ class LocalStepsCallback(Keeper):
 
     Takes the arguments of `deepreduce.torch.LocalSteps`. All ranks synchronize before an evaluation, before a checkpoint and at the end
     of every epoch, so that the model of the trainer is then the same on all of them. What a rank has of its own is in the checkpoint
-    folders: ``train(resume_from_checkpoint=...)`` goes on with the same bits. The log has the bytes of the latest sync. A model with
-    buffers needs ``TrainingArguments(ddp_broadcast_buffers=False)``.
+    folders: ``train(resume_from_checkpoint=...)`` goes on with the same bits. The log has the bytes of the latest sync.
     """
 
     def __init__(self, trainer: Trainer, spec: Spec | None = None, **options: Any) -> None:

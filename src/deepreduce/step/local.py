@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from ..errors import ConfigError, InputError, PeerError
 from ..parameters import natural, shown
 from .arrays import Array, arrays_of
-from .checkpoint import Checkpoint
 from .frame import FrameTag
 from .reducer import Bucket, ErrorFeedback, Reducer
 from .residual import Gradient
@@ -53,7 +52,8 @@ class LocalTraining:
 
     `anchors` holds what the last sync made of every tensor, in the accumulation dtype, the same on all ranks. A tensor without an
     anchor counts from zero: all ranks get the mean of its values. `steps` counts the local steps since the last sync, `all_steps` those
-    since the beginning, which ranks must agree on when they synchronize. Each of the first `warmup` steps ends with a sync.
+    since the beginning, which ranks must agree on when they synchronize. Each of the first `warmup` steps ends with a sync. The first of
+    the others comes after `first` steps, default `every`, and so does the next one after `restart`.
 
     >>> from deepreduce.step.policy import policy_of
     >>> from deepreduce.step.residual import ResidualMemory
@@ -83,9 +83,13 @@ class LocalTraining:
     all_steps: int = 0
     syncs: int = 0
     warmup: int = 0
+    first: int | None = None
+    due_after: int = field(init=False)
+    """How many steps after the last sync the next one is."""
 
     def __post_init__(self) -> None:
         self.every, self.warmup = interval(self.every), natural(self.warmup, "warmup")
+        self.restart()
         if self.memory.own is not None and (self.memory.own.momentum or self.memory.own.clip is not None):
             raise ConfigError(f"momentum and clip of a memory are for gradients, not for changes of parameters; got {self.memory.own}")
 
@@ -100,7 +104,16 @@ class LocalTraining:
         """Count one local step and return whether the ranks synchronize after it."""
         self.steps += 1
         self.all_steps += 1
-        return self.is_warming_up or self.steps >= self.every
+        if self.is_warming_up:
+            return True
+        if self.steps < self.due_after:
+            return False
+        self.due_after = self.every
+        return True
+
+    def restart(self) -> None:
+        """Let the next sync come as the first one did."""
+        self.due_after = self.every if self.first is None else self.first
 
     @property
     def is_warming_up(self) -> bool:
@@ -186,11 +199,6 @@ class LocalTraining:
         for name, move in moves.items():
             arrays = arrays_of(tensors[name])
             arrays.assign_(tensors[name], arrays.add_scaled(self.anchors[name], [(move, 1.0)]))
-
-    def load(self, checkpoint: Checkpoint, anchors: Mapping[str, Array], steps: int, syncs: int) -> None:
-        """Go on from a checkpoint, which is one of this rank."""
-        checkpoint.restore(self.memory)
-        self.anchors, self.steps, self.all_steps, self.syncs = dict(anchors), steps, checkpoint.step, syncs
 
     def _set_anchor(self, name: str, tensor: Array) -> None:
         self.anchors[name] = _accumulation_copy(tensor)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError
+from ..parameters import shown
 from ..step.arrays import arrays_of
 from ..step.residual import Gradient
 from ..step.stats import StepStats
@@ -18,10 +19,11 @@ _KEYS = {"means", "values"}
 
 @dataclass(frozen=True, eq=False)
 class Pending:
-    """An exchange beside local steps: its means and cost (None after a restart), and the values of the parameters that it began with."""
+    """An exchange beside local steps: its means and cost (None after a restart), the values of the parameters it began with, its steps."""
 
     outcome: Future[tuple[dict[str, Gradient], StepStats | None]]
     values: Mapping[str, Any]
+    steps: int
 
     def wait(self) -> None:
         """Wait until it has ended, whether or not it went well."""
@@ -41,7 +43,7 @@ class Pending:
             raise InputError(f"what is pending in a state of LocalSteps has the keys {', '.join(sorted(_KEYS))}, or is None")
         outcome: Future[tuple[dict[str, Gradient], StepStats | None]] = Future()
         outcome.set_result((loaded(state["means"], tensors), None))
-        return cls(outcome, loaded(state["values"], tensors))
+        return cls(outcome, loaded(state["values"], tensors), steps=0)
 
 
 def copied(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,8 +54,12 @@ def copied(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def loaded(held: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return a table of a state as copies, on the devices of the tensors that it belongs to."""
+    if not isinstance(held, Mapping):
+        raise InputError(f"a state of LocalSteps has arrays by name, got {shown(held)}")
     table = mapped_to_numpy(held)
     for name, array in table.items():
-        if name not in tensors or tuple(array.shape) != tuple(tensors[name].shape):
-            raise InputError(f"the state has {name} of shape {tuple(array.shape)}, which the model has not")
+        if name not in tensors:
+            raise InputError(f"the state has {name}, which the model does not have")
+        if tuple(array.shape) != tuple(tensors[name].shape):
+            raise InputError(f"the state has {name} of shape {tuple(array.shape)}, in the model it is {tuple(tensors[name].shape)}")
     return {name: arrays_of(tensors[name]).copy(arrays_of(tensors[name]).moved(array, tensors[name])) for name, array in table.items()}

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from functools import partial
+from math import prod
 from types import TracebackType
 from typing import Any, Literal, Self
 from warnings import warn
@@ -19,28 +20,28 @@ from ..errors import ConfigError, InputError
 from ..parameters import natural, shown
 from ..step.budget import steps_within
 from ..step.checkpoint import Checkpoint
-from ..step.local import Capture, LocalTraining, are_equal, check_equal, digest
+from ..step.local import LocalTraining, interval
 from ..step.policy import BySize, ExceptDense, Spec, policy_at, policy_of, title
 from ..step.recipes import local_settings
 from ..step.reducer import Reducer
-from ..step.residual import Gradient, ResidualMemory
-from ..step.stats import Stats, StepStats
+from ..step.residual import ResidualMemory
+from ..step.stats import Stats
 from ..step.threads import Threads
 from ..step.topology import Topology
 from ..step.transport import Transport
 from ..step.worker import Worker
-from .convert import mapped_to_numpy, mapped_to_torch, to_numpy
+from .convert import mapped_to_numpy, mapped_to_torch
+from .fragment import Fragment
 from .hook import noop_hook
-from .local_state import Pending, copied, loaded
+from .local_state import copied, loaded
 from .names import unwrapped
 from .outer import Outer, OuterOptimizer
 from .skipped_steps import SkippedSteps
 from .state import memory_named, topology_named
 from .trained import Trained
 from .transport import checked_timeout, connect, rank_and_size, without_group
-from .views import view, wait_for
 
-_KEYS = {"exchange", "anchors", "steps", "syncs", "outer", "pending", "residuals_in_parameters"}
+_KEYS = {"exchange", "anchors", "outer", "fragments"}
 _MEMORIES = ("residual", "parameters", "none")
 _TAKING_LOCAL_STEPS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 _WITHOUT_EXCHANGE: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
@@ -55,7 +56,7 @@ class LocalSteps:
     such as Adam, which compressed gradients slow down; ``every=30`` with an `outer` optimizer is DiLoCo.
 
     - `model`: the module that is trained; it gives parameters their names. All ranks start with equal parameters. A model that a tool has
-      put under DDP will do: DDP then exchanges no gradients, which cannot be undone for that DDP model.
+      put under DDP will do: DDP then exchanges neither gradients nor buffers, which cannot be undone for that DDP model.
     - `optimizer`: the optimizer of the loop. Its parameters are exchanged; groups may be added later.
     - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)`; or leave it to a `recipe`.
     - `every`: steps between two syncs; default 1.
@@ -67,6 +68,8 @@ class LocalSteps:
       taken after `every` steps, and its mean is applied `delay` steps later: the parameters become the new anchor plus what this rank did
       meanwhile, which is part of the next change. All ranks then have the same anchor bit for bit, and the same parameters after `sync()`.
       An error of the exchange is raised in the step that would apply the mean.
+    - `fragments`: parts of about equal size that the tensors are divided into; default 1, at most `every`. Each has a sync after every
+      `every` steps, but at another step than the others, so that the link is used more evenly, and a small `delay` hides more of it.
     - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
       specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
     - `recipe`: ``"adam"`` for adaptive optimizers, ``"sgd"`` for SGD with or without momentum: sets `spec`, `every`, `memory` and
@@ -101,6 +104,7 @@ class LocalSteps:
         *,
         warmup: int = 0,
         delay: int = 0,
+        fragments: int = 1,
         bytes_per_step: float | None = None,
         recipe: str | None = None,
         buffers: Literal["mean", "keep"] = "mean",
@@ -116,6 +120,8 @@ class LocalSteps:
     ) -> None:
         parallel = _parallel(model)
         _check_optimizer(optimizer)
+        if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
+            raise ConfigError(f"scaler is a torch.amp.GradScaler, got {shown(scaler)}")
         if topology == "dense":
             raise ConfigError("local steps without compression have the spec 'dense' and topology allgather, server or sharded")
         if every is not None and bytes_per_step is not None:
@@ -124,29 +130,38 @@ class LocalSteps:
         self._trained = Trained(unwrapped(model), optimizer, buffers)
         policy = ExceptDense(policy_of(chosen.spec, chosen.small_tensor_numel), self._trained.averaged_buffers)
         shared, small_numel = Threads(threads), chosen.small_tensor_numel
-        reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_numel, threads=shared)
+        self._reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_numel, threads=shared)
+        self._memory = memory_named(chosen.memory, _MEMORIES)
         self._outer = None if outer is None else Outer(outer)
-        self._unchecked: list[str] = []
         self._add_new_parameters()
-        every = chosen.every if bytes_per_step is None else steps_within(bytes_per_step, policy, self._trained.tensors())
-        self._unsent_in_parameters = chosen.memory == "parameters"
-        self._residuals_beside = False  # with the above: they are to be moved into the parameters after the next step
-        self._training = LocalTraining(reducer, memory_named(chosen.memory, _MEMORIES), every, warmup=warmup)
+        within = None if bytes_per_step is None else steps_within(bytes_per_step, policy, self._trained.tensors())
+        self._every = interval(chosen.every if within is None else within)
         self._delay = natural(delay, "delay")
         if self._delay >= self.every:
             raise ConfigError(f"delay is a number of steps below every, which is {self.every}; got {delay}")
-        self._worker = Worker("deepreduce exchange")
-        self._pending: Pending | None = None
-        extras = [f"{name} {steps}" for name, steps in (("warmup", warmup), ("delay", delay)) if steps]
-        self._title = ", ".join([title(chosen.spec), f"every {self.every}", *extras, reducer.topology.name])
         self._stats, self._process_group, self._timeout = Stats(history), process_group, checked_timeout(timeout)
+        self._fragments = self._divided(natural(fragments, "fragments"), warmup, chosen.memory == "parameters")
+        self._worker = Worker("deepreduce exchange")
+        given = [(warmup, f"warmup {warmup}"), (delay, f"delay {delay}"), (fragments > 1, f"fragments {fragments}")]
+        self._title = ", ".join(
+            [title(chosen.spec), f"every {self.every}", *(text for is_given, text in given if is_given), self._reducer.topology.name]
+        )
         self._transport: Transport | None = None
         if self._outer is not None and self._outer.has_momentum and _is_sparse(policy):
             advice = "use outer=None, or a spec that sends all values"
             warn(f"outer momentum overshoots with the sparse spec {title(chosen.spec)}: {advice}", stacklevel=2)
         self._follow(optimizer, scaler)
         if parallel is not None:
-            self._disable_gradient_exchange(parallel)
+            self._disable_exchange_of(parallel)
+
+    def _divided(self, fragments: int, warmup: int, unsent_in_parameters: bool) -> list[Fragment]:
+        """Return fragments without tensors. They take turns: the first sync of the last one is after `every` steps, the others before."""
+        most = min(self.every, max(1, len(self._trained.tensors())))
+        if not 1 <= fragments <= most:
+            raise ConfigError(f"fragments are at least 1 and at most {most}, by every and by the tensors that there are; got {fragments}")
+        firsts = [(number + 1) * self.every // fragments for number in range(fragments)]
+        trainings = [LocalTraining(self._reducer, self._memory, self.every, warmup=warmup, first=first) for first in firsts]
+        return [Fragment(each, self._trained, self._outer, self._stats, unsent_in_parameters) for each in trainings]
 
     def _follow(self, optimizer: Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Be told of the steps of an optimizer, and of those that a scaler skips."""
@@ -166,12 +181,16 @@ class LocalSteps:
     @property
     def every(self) -> int:
         """How many steps lie between two syncs."""
-        return self._training.every
+        return self._every
 
     @property
     def syncs(self) -> int:
-        """How many syncs there were."""
-        return self._training.syncs
+        """How many syncs there were; each is of one fragment."""
+        return sum(fragment.training.syncs for fragment in self._fragments)
+
+    @property
+    def _steps(self) -> int:
+        return self._fragments[0].training.all_steps
 
     @property
     def outer(self) -> Optimizer | None:
@@ -179,7 +198,7 @@ class LocalSteps:
         return None if self._outer is None else self._outer.optimizer
 
     def stats(self) -> Stats:
-        """Return the bytes and seconds of the latest syncs."""
+        """Return the bytes and seconds of the latest syncs; each is of one fragment."""
         return self._stats
 
     @property
@@ -197,20 +216,35 @@ class LocalSteps:
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
         self._add_new_parameters()
-        if len(self._training.anchors) < len(self._trained.parameters):
-            self._unchecked += self._training.add_anchors(self._trained.parameter_views())
+        if sum(len(fragment.training.anchors) for fragment in self._fragments) < len(self._trained.parameters):
+            self._distribute()
+            for fragment in self._fragments:
+                fragment.add_anchors()
+
+    def _distribute(self) -> None:
+        """Give each tensor that is in no fragment yet to the smallest of them, the largest tensor first."""
+        placed = {name for fragment in self._fragments for name in fragment.names}
+        sizes = {name: prod(tensor.shape) for name, tensor in self._trained.tensors().items() if name not in placed}
+        for name in sorted(sizes, key=sizes.__getitem__, reverse=True):
+            min(self._fragments, key=lambda fragment: fragment.numel).add(name, sizes[name])
 
     def _after_step(self, *_: Any) -> None:
-        due = self._training.is_due()
-        if self._training.steps >= self._delay:
-            self._finish()
-        if due and self._delay and not self._training.is_warming_up:
-            self._begin()
-        elif due:
-            self._finish()  # one that was loaded
-            self._sync()
-        if self._residuals_beside and self._pending is None:
-            self._move_residuals_into_parameters()
+        due = [fragment for fragment in self._fragments if fragment.training.is_due()]  # all count the step, whatever fails after it
+        for fragment in self._fragments:
+            if fragment in due or fragment.training.steps >= self._delay:
+                fragment.finish()
+        for fragment in due:
+            if self._delay and not fragment.training.is_warming_up:
+                fragment.begin(self._worker, self.transport)
+            else:
+                self._finish()  # a state may have been loaded with exchanges under way
+                fragment.sync(self.transport)
+        for fragment in self._fragments:
+            fragment.move_residuals_into_parameters()
+
+    def _finish(self) -> None:
+        for fragment in self._fragments:
+            fragment.finish()
 
     def sync(self) -> None:
         """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it sends nothing.
@@ -222,98 +256,20 @@ class LocalSteps:
         if self._is_closed:
             raise InputError("these LocalSteps are closed: call sync() before close()")
         self._finish()
-        if self._training.steps:
-            self._sync()
-        elif self._unsent_in_parameters and not self._residuals_beside:
-            self._move_residuals_out_of_parameters()
-
-    @torch.no_grad()
-    def _sync(self) -> None:
-        self._check_new_anchors()
-        outer = None if self._training.is_warming_up else self._outer
-        self._apply(*self._training.sync(self._trained.tensors(), self.transport), {}, outer)
-
-    @torch.no_grad()
-    def _begin(self) -> None:
-        """Let the worker exchange the change; local steps go on beside it."""
-        self._check_new_anchors()
-        parameters, capture = list(self._trained.parameters.values()), self._training.capture(self._trained.tensors())
-        work = partial(_exchanged, self._training, capture, self.transport, parameters, wait_for(parameters))
-        self._pending = Pending(self._worker.submit(work), capture.values)
-        self._training.steps = 0
-
-    @torch.no_grad()
-    def _finish(self) -> None:
-        """Wait for the exchange that is under way and apply its means; an error of it is raised here, and its change is sent next time."""
-        if self._pending is None:
-            return
-        pending = self._pending
-        try:
-            means, cost = pending.outcome.result()
-        except Exception:
-            self._pending = None
-            raise
-        self._pending = None
-        self._training.syncs += 1
-        self._apply(means, cost, pending.values, self._outer)
-
-    def _apply(self, means: Mapping[str, Gradient], cost: StepStats | None, values: Mapping[str, Any], outer: Outer | None) -> None:
-        """Move the anchors by the means, and the parameters with them; what was added to parameters since they had `values` stays."""
-        training, tensors = self._training, self._trained.tensors()
-        moves = training.local_change(values, tensors)
-        if outer is None:
-            training.apply(tensors, means)
-        else:
-            names = [name for name in means if self._trained.is_trained(name)]
-            training.apply(tensors, {name: mean for name, mean in means.items() if name not in self._trained.parameters})
-            for name in names:
-                training.reset_to_anchor_(name, tensors[name])
-            outer.step({name: means[name] for name in names})
-            training.set_anchors({name: tensors[name] for name in names})
-        training.set_anchor_plus_(tensors, moves)
-        self._residuals_beside = self._unsent_in_parameters
-        if cost is not None:
-            self._stats.add(cost)
-
-    @torch.no_grad()
-    def _move_residuals_into_parameters(self) -> None:
-        self._training.move_residuals_into_(self._trained.parameter_views(frozen=False))
-        self._residuals_beside = False
-
-    @torch.no_grad()
-    def _move_residuals_out_of_parameters(self) -> None:
-        self._training.move_residuals_out_of_(self._trained.parameter_views())
-        self._residuals_beside = True
-
-    def _check_new_anchors(self) -> None:
-        """Compare anchors that were not compared yet with those of the other ranks; at the first sync, the gradients too."""
-        if self._unchecked:
-            if not self._training.syncs:
-                self._warn_of_equal_gradients()
-            digests = [_digest(self._training.anchors[name]) for name in self._unchecked]
-            check_equal(self._unchecked, digests, self.transport, self._training.all_steps)
-            self._unchecked = []
-
-    def _warn_of_equal_gradients(self) -> None:
-        """Warn where all ranks have the same gradients: they train on the same data, or something has averaged them."""
-        if self.transport.size == 1:
-            return
-        gradients = [parameter.grad for parameter in self._trained.parameters.values() if parameter.grad is not None]
-        own = b"".join(_digest(view("gradient", gradient)) for gradient in gradients if gradient.layout == torch.strided)
-        if are_equal(own, self.transport) and own:
-            warn(
-                "all ranks have the same gradients: if the model is under DDP, give LocalSteps the DDP model, or DDP still sends every "
-                "gradient; else give each rank data of its own",
-                stacklevel=2,
-            )
+        for fragment in self._fragments:
+            if fragment.training.steps:
+                fragment.sync(self.transport)
+            else:
+                fragment.move_residuals_out_of_parameters()
+            fragment.training.restart()
 
     def _add_new_parameters(self, also: Collection[str] = ()) -> None:
         new = self._trained.add_new(also)
         if new and self._outer is not None:
             self._outer.add(new)
 
-    def _disable_gradient_exchange(self, parallel: DistributedDataParallel) -> None:
-        """Let DDP exchange no gradients, unless other `LocalSteps`, which were closed, did so."""
+    def _disable_exchange_of(self, parallel: DistributedDataParallel) -> None:
+        """Let DDP exchange neither gradients nor buffers, unless other `LocalSteps`, which were closed, did so."""
         if parallel in _WITHOUT_EXCHANGE:
             return
         try:
@@ -321,6 +277,7 @@ class LocalSteps:
         except RuntimeError as error:
             self._disconnect()
             raise ConfigError("the DDP model has a communication hook, which would exchange gradients: give one without a hook") from error
+        parallel.broadcast_buffers = False
         _WITHOUT_EXCHANGE.add(parallel)
 
     def _count_skipped_step(self) -> None:
@@ -334,17 +291,13 @@ class LocalSteps:
 
         Waits for the exchange that is under way, whose means are part of the state. Loads with `torch.load(..., weights_only=True)`.
         """
-        pending = None if self._pending is None else self._pending.state_dict()
-        training = self._training
-        checkpoint = Checkpoint.of(training.all_steps, training.reducer, training.memory, *rank_and_size(self._process_group))
+        fragments = [fragment.state_dict() for fragment in self._fragments]
+        checkpoint = Checkpoint.of(self._steps, self._reducer, self._memory, *rank_and_size(self._process_group))
         return {
             "exchange": mapped_to_torch(checkpoint.write()),
-            "anchors": copied(training.anchors),
-            "steps": training.steps,
-            "syncs": training.syncs,
+            "anchors": copied({name: anchor for fragment in self._fragments for name, anchor in fragment.training.anchors.items()}),
             "outer": None if self.outer is None else self.outer.state_dict(),
-            "pending": pending,
-            "residuals_in_parameters": self._unsent_in_parameters and not self._residuals_beside,
+            "fragments": fragments,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -357,37 +310,42 @@ class LocalSteps:
             raise InputError(f"a state of LocalSteps has the keys {', '.join(sorted(_KEYS))}; got {found}")
         if (state["outer"] is None) != (self.outer is None):
             raise InputError(f"the state was made {'without' if state['outer'] is None else 'with'} an outer optimizer, this one is not")
-        if state["residuals_in_parameters"] and not self._unsent_in_parameters:
-            raise InputError('the parameters of this state hold what was not sent: it goes on with memory="parameters"')
+        if not isinstance(state["anchors"], Mapping) or not isinstance(state["fragments"], list):
+            raise InputError("a state of LocalSteps has anchors by name, and a list of fragments")
+        if len(state["fragments"]) != len(self._fragments):
+            raise InputError(f"the state was made with fragments={len(state['fragments'])}, here it is {len(self._fragments)}")
         self._add_new_parameters(also=state["anchors"])  # which has those that were frozen since
-        training, tensors = self._training, self._trained.tensors()
+        tensors = self._trained.tensors()
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
-        checkpoint.expect(training.reducer, *rank_and_size(self._process_group), list(tensors))
-        anchors, pending = loaded(state["anchors"], tensors), Pending.loaded(state["pending"], tensors)
-        steps, syncs = natural(state["steps"], "the steps of a state"), natural(state["syncs"], "the syncs of a state")
-        without = sorted(set(pending.values) - set(anchors)) if pending is not None else []
-        if without:
-            raise InputError(f"the state has a pending change of {without[0]}, but no anchor for it")
+        checkpoint.expect(self._reducer, *rank_and_size(self._process_group), list(tensors))
+        anchors = loaded(state["anchors"], tensors)
+        pairs = zip(self._fragments, state["fragments"], strict=True)
+        take_over = [fragment.checked(saved, tensors, anchors) for fragment, saved in pairs]
         self._wait()
         if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
-        training.load(checkpoint, anchors, steps, syncs)
-        self._unchecked, self._pending = list(anchors), pending
-        self._residuals_beside = self._unsent_in_parameters and not state["residuals_in_parameters"]
+        checkpoint.restore(self._memory)
+        for fragment, go_on in zip(self._fragments, take_over, strict=True):
+            go_on()
+            fragment.training.all_steps = checkpoint.step
+        self._distribute()  # such as buffers that were kept where the state was made
 
     # Life
 
     def close(self) -> None:
         """Remove the hooks from the optimizer, wait for a running exchange, and close the connections; the parameters stay as they are.
 
-        With `delay` or ``memory="parameters"``, call `sync()` before, so that ranks end with the same parameters.
+        Call `sync()` before, so that all ranks end with the same parameters; there is a warning where they do not.
         """
         self._wait()
+        is_alone = self._transport is None or self._transport.size == 1
+        if not (self._is_closed or is_alone or all(fragment.is_synchronized for fragment in self._fragments)):
+            warn("closed between two syncs, with other parameters on each rank: call sync() on all ranks before close()", stacklevel=2)
         self._disconnect()
 
     def _wait(self) -> None:
-        if self._pending is not None:
-            self._pending.wait()
+        for fragment in self._fragments:
+            fragment.wait()
 
     def _disconnect(self) -> None:
         self._is_closed = True
@@ -397,7 +355,7 @@ class LocalSteps:
         if self._transport is not None:
             self._transport.close()
         self._worker.close()
-        self._training.reducer.threads.close()
+        self._reducer.threads.close()
 
     def __enter__(self) -> Self:
         return self
@@ -407,17 +365,6 @@ class LocalSteps:
             self.close()
         else:
             self._disconnect()  # others may have failed too, and not come
-
-
-def _exchanged(
-    training: LocalTraining, capture: Capture, transport: Transport, parameters: list[torch.nn.Parameter], ready: Callable[[], None]
-) -> tuple[dict[str, Gradient], StepStats | None]:
-    """Exchange a capture on another thread than the one that trains; a device has computed the means when this returns."""
-    ready()
-    with torch.no_grad():
-        outcome = training.exchange(capture, transport)
-    wait_for(parameters)()
-    return outcome
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:
@@ -435,7 +382,7 @@ def _check_optimizer(optimizer: Optimizer) -> None:
 
 
 def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
-    """Return the model if it is one of DDP. Refuse one whose DDP would go on to exchange something."""
+    """Return the model if it is one of DDP. Refuse one inside another model."""
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"LocalSteps takes the model first, then its optimizer; got {shown(model)}")
     inside = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
@@ -443,8 +390,6 @@ def _parallel(model: torch.nn.Module) -> DistributedDataParallel | None:
         return None
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(f"LocalSteps takes a DDP model itself, or a model without DDP; got {type(model).__name__} around one of DDP")
-    if model.broadcast_buffers and any(True for _ in model.buffers()):
-        raise ConfigError("DDP would broadcast the buffers in every forward pass: make it with broadcast_buffers=False for local steps")
     return model
 
 
@@ -452,7 +397,3 @@ def _is_sparse(policy: ExceptDense) -> bool:
     """Whether large tensors go by a sparsifier that leaves something out; unknown policies count as dense."""
     large = policy_at(policy.policy, 2**62)
     return isinstance(large, BySize) and not large.large.sparsifier.lossless
-
-
-def _digest(anchor: Any) -> bytes:
-    return digest(to_numpy(anchor) if isinstance(anchor, torch.Tensor) else anchor)

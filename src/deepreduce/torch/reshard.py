@@ -32,7 +32,7 @@ def _reshard_local(states: Sequence[Mapping[str, Any]], ranks: int) -> list[dict
     for number, state in enumerate(states):
         if "exchange" not in state:
             raise InputError(f"state {number} is not one of LocalSteps, others are")
-        if state["steps"] or state["pending"] is not None or state["residuals_in_parameters"]:
+        if any(part["steps"] or part["pending"] is not None or part["residuals_in_parameters"] for part in state["fragments"]):
             raise InputError(f"state {number} was saved between two syncs, with changes that only its rank has: call local.sync() before")
     exchanges = reshard([state["exchange"] for state in states], ranks)
     return [{**states[0], "exchange": exchange} for exchange in exchanges]
