@@ -348,6 +348,9 @@ def test_too_little_text_is_refused(tmp_path):
         "local:5,outer",
         "local:5,warmup=1.5",
         "local:5,warmup=-1",
+        "local:5,delay=0.5",
+        "local:5,delay=1,delay=2",
+        "local:5,fragments=x",
     ],
 )
 def test_unknown_methods_say_what_there_is(method):
@@ -363,6 +366,8 @@ def test_unknown_methods_say_what_there_is(method):
         ("dgc:100 nonzero/auto/qsgd", {}, "nonzero/auto/qsgd has none"),
         ("dgc:100 topr:0.5/raw/raw", {}, "at least the density of its spec"),
         ("dgc:100 topr:0.01/raw/raw", {"memory": "none"}, "residual memory, got memory none"),
+        ("local:10,delay=10 none/all/lloyd:2", {}, "delay is below .* got delay=10, fragments=1 in local:10"),
+        ("local:10,fragments=0 none/all/lloyd:2", {}, "fragments are at least 1 .* got delay=0, fragments=0 in local:10"),
         ("local:10 none/all/lloyd:2", {"framework": "jax"}, "jax trains by gradients"),
         ("dense", {"framework": "jax", "task": "cifar10"}, "jax trains digits .* got cifar10"),
         ("dense", {"framework": "jax", "link": "100mbit"}, "shaped links; got link 100mbit"),
@@ -378,4 +383,5 @@ def test_a_method_is_what_its_text_says():
     assert MethodSpec.parse("local:10 none/all/lloyd:2").outer is None
     assert MethodSpec.parse("local:10,outer=0.9,momentum=0.5 topr:0.1/rice/qsgd").outer == (0.9, 0.5)
     assert MethodSpec.parse("local:10,warmup=40 none/all/lloyd:2") == MethodSpec("local", "none/all/lloyd:2", 10, None, 40)
+    assert MethodSpec.parse("local:8,fragments=4,delay=1 none/all/raw") == MethodSpec("local", "none/all/raw", 8, delay=1, fragments=4)
     assert MethodSpec.parse("dgc:400 topr:0.1/rice/qsgd") == MethodSpec("dgc", "topr:0.1/rice/qsgd", 400)

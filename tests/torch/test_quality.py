@@ -23,7 +23,6 @@ def quality(monkeypatch):
     dist.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("ignore:`broadcast_buffers` is deprecated:FutureWarning")
 def test_workers_of_one_process_train_as_processes_do(quality, tmp_path):
     command = ["train", "--task", "text", "--steps", "5", "--batch", "2", "--evaluations", "2", "--json", str(tmp_path / "all.json")]
     assert main([*command, "--method", "local:2", "--codec", "none/all/lloyd:2"]) == 0

@@ -81,6 +81,18 @@ def test_training_learns_and_is_accounted_for(tmp_path):
     assert "151,306 parameters" in report
 
 
+def test_a_compiled_model_trains_as_the_model_does(tmp_path):
+    losses = []
+    for options in ([], ["--compile"]):
+        command = ["train", "--steps", "6", "--recipe", "sgd", "--evaluations", "1", "--json", str(tmp_path / "all.json"), *options]
+        assert main(command) == 0
+        runs = json.loads((tmp_path / "all.json").read_text())["runs"]
+        assert all(run["replicas_identical"] for run in runs)
+        losses.append([loss for run in runs for _, loss in run["losses"]])
+    plain, compiled = losses
+    assert compiled == pytest.approx(plain, rel=1e-3)
+
+
 def test_torchrun_workers_join(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(launcher.free_port())]
     train = ["-m", "deepreduce.cli.main", "train", "--model", "cnn", "--steps", "3", "--no-dense", "--codec", SPEC]

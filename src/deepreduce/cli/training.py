@@ -68,6 +68,7 @@ def add(commands: Any) -> None:
     train.add_argument("--batch", type=positive, metavar="N", help="examples per worker and step (default: by task)")
     train.add_argument("--accumulate", type=positive, default=1, metavar="N", help="batches whose gradients make one step (default 1)")
     train.add_argument("--precision", default="fp32", metavar="P", help="fp32 (default), fp16 or bf16: of weights and gradients")
+    train.add_argument("--compile", action="store_true", help="compile the model by torch.compile before its first step")
     train.add_argument("--learning-rate", type=float, metavar="X", help="default: by task")
     train.add_argument("--schedule", default="cosine", metavar="S", help="cosine (default), constant, or step:0.25=0.1,0.375=0.01")
     train.add_argument("--evaluations", type=natural, metavar="N", help="how often quality is measured (default: by task)")
@@ -171,6 +172,7 @@ def _plan(args: argparse.Namespace) -> Plan:
         precision=args.precision,
         schedule=args.schedule,
         test_batches=args.test_batches,
+        compiled=args.compile,
     )
     if plan.link:
         parse_rate(plan.link)

@@ -44,7 +44,7 @@ class Plan:
     `dense` is the framework's own allreduce, `fp16_hook` that of PyTorch in half precision.
     A worker takes `batch` examples `accumulate` times for one step. `schedule` is the text of a `schedules.RateSchedule`; `evaluations` may
     be 0, for runs whose quality nobody asks for; before each run there are `warm_up` steps that are not counted.
-    Quality is measured on `test_batches` batches per worker, of all that there are if None.
+    Quality is measured on `test_batches` batches per worker, of all that there are if None. `compiled` is for `torch.compile`.
 
     >>> plan = Plan(task="digits", model="mlp", specs=("dense",), workers=2, batch=32, steps=10, evaluations=2, learning_rate=0.1)
     >>> Plan.from_json(plan.to_json()) == plan
@@ -73,6 +73,7 @@ class Plan:
     schedule: str = "cosine"
     warm_up: int = 3
     test_batches: int | None = None
+    compiled: bool = False
 
     def __post_init__(self) -> None:
         schedule_of(self.schedule)
@@ -85,9 +86,9 @@ class Plan:
 
     def _check_other_framework(self) -> None:
         name = self.framework
-        if (self.task, self.accumulate, self.precision) != ("digits", 1, "fp32"):
-            got = f"{self.task}, {self.precision}, accumulate {self.accumulate}"
-            raise ConfigError(f"{name} trains digits in fp32 without accumulation; got {got}")
+        if (self.task, self.accumulate, self.precision, self.compiled) != ("digits", 1, "fp32", False):
+            got = f"{self.task}, {self.precision}, accumulate {self.accumulate}{', --compile' if self.compiled else ''}"
+            raise ConfigError(f"{name} trains digits in fp32 without accumulation and torch.compile; got {got}")
         methods = [spec for spec in self.specs if MethodSpec.parse(spec).kind != "gradients" or spec == FP16_HOOK]
         if methods:
             raise ConfigError(f"{name} trains by gradients, got {methods[0]!r}")

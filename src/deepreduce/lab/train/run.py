@@ -118,7 +118,7 @@ class StolenTime:
 class Run(ABC):
     """One spec, trained from the initial weights of the plan's seed. A framework fills in what is abstract."""
 
-    period = 1  # steps between two moments at which all workers have the same model
+    period = 1  # steps between two moments at which all workers can have the same model at little cost
 
     def __init__(self, job: Job, spec: str) -> None:
         self.job, self.plan, self.spec, self.task = job, job.plan, spec, task_of(job.plan.task)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import nan
 from typing import Any
 
 import torch
@@ -66,7 +68,8 @@ class Gradients(Method):
     ) -> None:
         spec: Spec = Schedule(method.spec, method.steps) if method.kind == "dgc" else method.spec
         memory = "residual" if plan.memory == "parameters" else plan.memory  # for a run without a codec, which leaves nothing over
-        self.model = self._parallel = DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=_BUCKET_MB)
+        self.model = self._parallel = DistributedDataParallel(model, bucket_cap_mb=_BUCKET_MB)
+        self._parallel.broadcast_buffers = False  # as an argument, torch 2.13 warns of it
         compressed = spec not in UNCOMPRESSED
         self._state = DeepReduceState(
             spec if compressed else "dense",
@@ -105,11 +108,14 @@ class Changes(Method):
             method.steps,
             partial(torch.optim.SGD, lr=rate, momentum=momentum, nesterov=momentum > 0) if method.outer else None,
             warmup=method.warmup,
+            delay=method.delay,
+            fragments=method.fragments,
             topology=Watched(TOPOLOGIES[plan.topology](), plan.link is not None, exchanges),
             memory=plan.memory,  # type: ignore[arg-type]
             small_tensor_numel=plan.small,
             seed=plan.seed,
         )
+        self._overlaps = method.delay > 0
         self._probed_step, self._steps, self._counted, self._zeros = probed_step, 0, 0, 0.0
 
     def finish(self, backward_end: float) -> tuple[StepStats, float]:
@@ -121,16 +127,17 @@ class Changes(Method):
         return self._uncounted()
 
     def _uncounted(self) -> tuple[StepStats, float]:
-        """The cost of the sync of this step, if there was one, and its seconds."""
-        if self._counted == self._local.syncs:
-            return StepStats(self._steps), 0.0
-        self._counted = self._local.syncs
-        cost = self._local.stats().last
-        return cost, cost.encode_seconds + cost.exchange_seconds + cost.decode_seconds
+        """The cost of the syncs of this step, and its seconds in which nothing was computed: not known where an exchange overlaps."""
+        syncs, cost = self._local.syncs - self._counted, StepStats(self._steps)
+        self._counted += syncs
+        for sync in list(self._local.stats().steps)[len(self._local.stats().steps) - syncs :]:
+            cost.merge(sync)
+        return cost, nan if self._overlaps else cost.encode_seconds + cost.exchange_seconds + cost.decode_seconds
 
     def agree(self) -> tuple[StepStats, float]:
+        start = time.perf_counter()
         self._local.sync()
-        return self._uncounted()
+        return self._uncounted()[0], time.perf_counter() - start
 
     @property
     def zeros(self) -> float:
