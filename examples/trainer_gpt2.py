@@ -26,7 +26,7 @@ def main():
     data = [{"input_ids": row, "labels": row} for row in words]
     with TemporaryDirectory() as folder:
         way = {"optim": "sgd", "learning_rate": 0.5} if options.gradients else {"learning_rate": 3e-3}  # without optim: AdamW
-        fixed = {"save_strategy": "no", "use_cpu": True, "report_to": [], "disable_tqdm": True, "ddp_broadcast_buffers": False}
+        fixed = {"save_strategy": "no", "use_cpu": True, "report_to": [], "disable_tqdm": True}
         arguments = TrainingArguments(folder, max_steps=30, logging_steps=10, **way, **fixed)
 
         trainer = Trainer(model, arguments, train_dataset=data)
