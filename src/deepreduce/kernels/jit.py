@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 import numba
 
 from .announce import announce_compilation
-from .saving import save_in_turns
+from .saving import name_files_by_types
 
 announce_compilation()
 
@@ -26,5 +26,5 @@ def inline(function: F) -> F:
 def _compiled(function: F, **options: Any) -> F:
     compiled = numba.njit(nogil=True, cache=True, **options)(function)
     if compiled is not function:  # as it is with NUMBA_DISABLE_JIT
-        save_in_turns(compiled)
+        name_files_by_types(compiled)
     return cast(F, compiled)

@@ -1,30 +1,32 @@
-"""Compiled kernels are saved by one process at a time."""
+"""Compiled kernels are saved in files named by the types they were compiled for."""
 
 from __future__ import annotations
 
-import os
+import hashlib
 from functools import partial
 from typing import Any
 
 import numba
 
 
-def save_in_turns(kernel: Any) -> None:
-    """Let processes that compile the same kernel for different types save it one after another.
+def name_files_by_types(kernel: Any) -> None:
+    """Let processes compile the same kernel for different types at the same time.
 
-    numba 0.68 reads the index of a kernel's files, takes the next free number, and writes both files, without a lock. Two processes that do
-    so at once take the same number: the code for one type is then found under the other.
+    numba numbers a kernel's files: it reads the index, takes the next free number and writes both, without a lock. Of two processes that
+    do so at once, one then finds the other's code under its own types. Named by their types, files are never another's; an entry of the
+    index can still get lost, and is compiled and saved again.
     """
     try:
         files = kernel._cache._cache_file
-        folder, save = files._cache_path, files.save
+        files._index_name, files._load_index, files._save_data, files._save_index  # noqa: B018
     except AttributeError as error:
         raise ImportError(f"numba {numba.__version__} keeps compiled kernels in another way than 0.61 to 0.68: use one of these") from error
-    files.save = partial(_save_alone, os.path.join(folder, "deepreduce.lock"), save)
+    files.save = partial(_save, files)
 
 
-def _save_alone(lock: str, save: Any, key: Any, data: Any) -> None:
-    from filelock import FileLock  # here, as importing it takes longer than most commands that compile nothing
-
-    with FileLock(lock, poll_interval=0.005):
-        save(key, data)
+def _save(files: Any, key: Any, data: Any) -> None:
+    types, target, _ = key
+    digest = hashlib.sha256(repr((types, target)).encode()).hexdigest()[:16]
+    name = f"{files._index_name.removesuffix('.nbi')}.{digest}.nbc"
+    files._save_data(name, data)  # first, as the index tells others that it is there
+    files._save_index({**files._load_index(), key: name})
