@@ -11,7 +11,6 @@ TOOLS_INSTALLED := $(TOOLS_VENV)/.installed
 # Modules are compiled when they are first imported, as most never are; that must be kept, for all the worker processes of a test run.
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
-BOUNDS_CACHE := $(abspath $(VENV))/.bounds-cache
 # Whole files to a process: tests of one file often need the same kernels.
 FILES := -n 2 --dist loadfile
 
@@ -53,9 +52,9 @@ tensorflow: kernels
 jax: kernels
 	$(BIN)/pytest $(FILES) tests/jax
 
-# The kernels once more, with every array access checked; compiled code is cached apart, as the cache does not tell the two apart.
+# The kernels once more, with every array access checked.
 bounds: $(INSTALLED)
-	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(BOUNDS_CACHE) $(BIN)/pytest $(FILES) tests/test_kernels_*.py
+	NUMBA_BOUNDSCHECK=1 $(BIN)/pytest $(FILES) tests/test_kernels_*.py
 
 # The tools people train with, in a place of their own: they bring a hundred packages that nothing else needs.
 integrations: $(TOOLS_INSTALLED)

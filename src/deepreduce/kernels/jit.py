@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 import numba
 
 from .announce import announce_compilation
-from .saving import name_files_by_types
+from .saving import name_files_by_content
 
 announce_compilation()
 
@@ -26,5 +26,5 @@ def inline(function: F) -> F:
 def _compiled(function: F, **options: Any) -> F:
     compiled = numba.njit(nogil=True, cache=True, **options)(function)
     if compiled is not function:  # as it is with NUMBA_DISABLE_JIT
-        name_files_by_types(compiled)
+        name_files_by_content(compiled)
     return cast(F, compiled)

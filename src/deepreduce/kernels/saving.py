@@ -1,32 +1,50 @@
-"""Compiled kernels are saved in files named by the types they were compiled for."""
+"""Compiled kernels on disk, in files named by all that their code depends on."""
 
 from __future__ import annotations
 
 import hashlib
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numba
 
+_PARTS = ("_source_stamp", "_index_name", "_load_data", "_save_data", "save", "load")
 
-def name_files_by_types(kernel: Any) -> None:
-    """Let processes compile the same kernel for different types at the same time.
 
-    numba numbers a kernel's files: it reads the index, takes the next free number and writes both, without a lock. Of two processes that
-    do so at once, one then finds the other's code under its own types. Named by their types, files are never another's; an entry of the
-    index can still get lost, and is compiled and saved again.
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+_SOURCES = _digest(*(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))).encode()
+"""Of all kernels: the code of one has others inside, also those of other files."""
+
+
+def name_files_by_content(kernel: Any) -> None:
+    """Save and load the compiled code of a kernel in files named by its source, its types, the processor and the compiler.
+
+    numba itself numbers the files of a kernel and lists them in an index, without a lock: of two processes that compile at the same time,
+    as ranks on a new machine do, one then finds the other's code under its own types. And it does not notice that a function changed which
+    was compiled into a kernel from another file. Named like this, a file has the right code or is not there; files of older sources stay.
     """
-    try:
-        files = kernel._cache._cache_file
-        files._index_name, files._load_index, files._save_data, files._save_index  # noqa: B018
-    except AttributeError as error:
-        raise ImportError(f"numba {numba.__version__} keeps compiled kernels in another way than 0.61 to 0.68: use one of these") from error
-    files.save = partial(_save, files)
+    files: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    if not all(hasattr(files, part) for part in _PARTS):
+        raise ImportError(f"numba {numba.__version__} keeps compiled kernels in another way than 0.61 to 0.68: use one of these")
+    files.save, files.load = partial(_save, files), partial(_load, files)
+
+
+def _name(files: Any, key: Any) -> str:
+    compiler = numba.__version__, numba.config.BOUNDSCHECK  # type: ignore[attr-defined]
+    content = _digest(_SOURCES, repr((compiler, files._source_stamp, key)).encode())
+    return f"{files._index_name.removesuffix('.nbi')}.{content}.nbc"
 
 
 def _save(files: Any, key: Any, data: Any) -> None:
-    types, target, _ = key
-    digest = hashlib.sha256(repr((types, target)).encode()).hexdigest()[:16]
-    name = f"{files._index_name.removesuffix('.nbi')}.{digest}.nbc"
-    files._save_data(name, data)  # first, as the index tells others that it is there
-    files._save_index({**files._load_index(), key: name})
+    files._save_data(_name(files, key), data)  # under another name first, then moved: a file is never half there
+
+
+def _load(files: Any, key: Any) -> Any:
+    try:
+        return files._load_data(_name(files, key))
+    except OSError:
+        return None
