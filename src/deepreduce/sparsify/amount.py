@@ -1,21 +1,41 @@
 """How many elements to select: a ratio (float) or a count (int)."""
 
-from typing import Any
+from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Self
+
+from ..codec import Sparsifier
 from ..errors import ConfigError
 
 
-def check_amount(amount: float, who: str) -> None:
-    """Refuse what is neither a ratio in (0, 1] nor a count of at least 1."""
-    if isinstance(amount, int) and amount < 1:
-        raise ConfigError(f"{who} selects a count of at least 1, got {amount}")
-    if isinstance(amount, float) and not 0 < amount <= 1:
-        raise ConfigError(f"{who} selects a ratio above 0 and at most 1.0, got {amount} (a count is an int)")
+@dataclass(frozen=True)
+class ByAmount(Sparsifier):
+    """A sparsifier that selects an amount of elements, whatever their values are."""
 
+    amount: int | float
 
-def same_amount(one: Any, other: Any) -> bool:
-    """Whether two sparsifiers are equal: the count 1 and the ratio 1.0 are not."""
-    return type(one) is type(other) and (type(one.amount), one.amount) == (type(other.amount), other.amount)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        name = type(self).__name__
+        if isinstance(self.amount, int) and self.amount < 1:
+            raise ConfigError(f"{name} selects a count of at least 1, got {self.amount}")
+        if isinstance(self.amount, float) and not 0 < self.amount <= 1:
+            raise ConfigError(f"{name} selects a ratio above 0 and at most 1.0, got {self.amount} (a count is an int)")
+
+    def __eq__(self, other: object) -> bool:
+        """Whether type and amount are the same: the count 1 and the ratio 1.0 are not."""
+        return type(self) is type(other) and (type(self.amount), self.amount) == (type(other.amount), other.amount)
+
+    def expected_nnz(self, numel: int) -> int:
+        return count_of(self.amount, numel)
+
+    @property
+    def density(self) -> float | None:
+        return self.amount if isinstance(self.amount, float) else None
+
+    def with_density(self, density: float) -> Self:
+        return replace(self, amount=float(density))
 
 
 def count_of(amount: float, numel: int) -> int:

@@ -6,16 +6,15 @@ from itertools import repeat
 from operator import attrgetter
 from typing import ClassVar
 
-from ..codec import Sparsifier
 from ..source import Source, top_batch
 from ..tensor import Support
-from .amount import check_amount, count_of, same_amount
+from .amount import ByAmount, count_of
 
 _NUMEL = attrgetter("space.numel")
 
 
-@dataclass(frozen=True)
-class TopR(Sparsifier):
+@dataclass(frozen=True, eq=False)
+class TopR(ByAmount):
     """`topr`: the largest magnitudes, exactly; ties go to the lower position. A float is a ratio, an int a count.
 
     NaN and Inf are always selected, even where they are more than asked for. Paper, section 2.
@@ -27,27 +26,8 @@ class TopR(Sparsifier):
 
     selects_nonfinite: ClassVar[bool] = True
 
-    amount: int | float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_amount(self.amount, "topr")
-
-    def __eq__(self, other: object) -> bool:
-        return same_amount(self, other)
-
     def select(self, source: Source, seed: int) -> Support:
         return source.top(count_of(self.amount, source.numel))
 
     def select_batch(self, sources: Sequence[Source], seeds: Sequence[int]) -> list[Support]:
         return top_batch(sources, list(map(count_of, repeat(self.amount), map(_NUMEL, sources))))
-
-    def expected_nnz(self, numel: int) -> int:
-        return count_of(self.amount, numel)
-
-    @property
-    def density(self) -> float | None:
-        return self.amount if isinstance(self.amount, float) else None
-
-    def with_density(self, density: float) -> TopR:
-        return TopR(float(density))
