@@ -157,7 +157,7 @@ def test_anchors_and_parameters_are_those_of_the_core(memory, jitted):
         updates, state = update({"w": jnp.asarray(gradient)}, state, params)
         params = optax.apply_updates(params, updates)
         weight -= gradient
-        if core.is_due():
+        if core.count_step():
             means, _ = core.sync({name: weight}, SingleRank())
             core.apply({name: weight}, means)
             if memory == "parameters":

@@ -122,7 +122,7 @@ def compile_local_steps(spec: str, dtype: np.dtype[Any]) -> None:
     for _ in range(2):
         for parameter in parameters.values():
             parameter += parameter
-        training.is_due()
+        training.count_step()
         means, _ = training.sync(parameters, SingleRank())
         training.apply(parameters, means)
         training.move_residuals_into_(parameters)

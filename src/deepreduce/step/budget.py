@@ -113,4 +113,5 @@ def _bits(codec: DeepReduce, numel: int) -> float:
 
 
 def _unknown(codec: DeepReduce, stage: str, allowed: str) -> ConfigError:
-    return ConfigError(f"how many bytes {codec} takes is not known beforehand, because of its {stage}: use {allowed}")
+    own = "expected_nnz" if stage == "sparsifier" else "expected_bits"
+    return ConfigError(f"how many bytes {codec} takes is not known beforehand, because of its {stage}: use {allowed}, or give it {own}")

@@ -65,7 +65,7 @@ class LocalTraining:
     ['w']
     >>> for _ in range(4):
     ...     weight -= np.float32([3, 2])
-    ...     if training.is_due():
+    ...     if training.count_step():
     ...         means, _ = training.sync({"w": weight}, SingleRank())
     ...         training.apply({"w": weight}, means)
     ...     print(weight)
@@ -100,8 +100,8 @@ class LocalTraining:
             self._set_anchor(name, tensors[name])
         return new
 
-    def is_due(self) -> bool:
-        """Count one local step and return whether the ranks synchronize after it."""
+    def count_step(self) -> bool:
+        """Count a local step, and return whether the ranks synchronize after it."""
         self.steps += 1
         self.all_steps += 1
         if self.is_warming_up:

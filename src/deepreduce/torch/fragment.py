@@ -29,13 +29,13 @@ _KEYS = {"names", "steps", "due_after", "syncs", "pending", "residuals_in_parame
 class Fragment:
     """Some of the tensors that are trained, by their `names`: their training between two syncs, and the exchange that is under way.
 
-    What was not sent is moved into the parameters after each sync if `unsent_in_parameters`.
+    With `residuals_in_parameters`, what was not sent is moved into the parameters after each sync.
     """
 
-    def __init__(self, training: LocalTraining, trained: Trained, outer: Outer | None, stats: Stats, unsent_in_parameters: bool) -> None:
+    def __init__(self, training: LocalTraining, trained: Trained, outer: Outer | None, stats: Stats, residuals_in_parameters: bool) -> None:
         self.training, self.names, self.numel = training, set[str](), 0
-        self._trained, self._outer, self._stats, self._unsent_in_parameters = trained, outer, stats, unsent_in_parameters
-        self._residuals_in_parameters = unsent_in_parameters  # else they are moved there after the next step, if they belong there
+        self._trained, self._outer, self._stats, self._keeps_residuals_in_parameters = trained, outer, stats, residuals_in_parameters
+        self._residuals_in_parameters = residuals_in_parameters
         self._unchecked: list[str] = []
         self._pending: Pending | None = None
 
@@ -63,6 +63,9 @@ class Fragment:
     @torch.no_grad()
     def sync(self, transport: Transport) -> None:
         """Exchange the changes and apply their means, in one go."""
+        if not self.names:  # such as a fragment of buffers that are not averaged any more
+            self.training.steps = 0
+            return
         self._check_new_anchors(transport)
         outer = None if self.training.is_warming_up else self._outer
         self._apply(*self.training.sync(self.tensors(), transport), {}, outer)
@@ -83,6 +86,7 @@ class Fragment:
         """Wait for the exchange that is under way and apply its means; an error of it is raised here, and its change is sent next time."""
         if self._pending is None:
             return
+        self._pending.wait()  # an interrupt here leaves it under way
         pending, self._pending = self._pending, None
         try:
             means, cost = pending.outcome.result()
@@ -126,7 +130,7 @@ class Fragment:
     @torch.no_grad()
     def move_residuals_into_parameters(self) -> None:
         """After a sync, if they belong there and no exchange is under way."""
-        if self._unsent_in_parameters and not self._residuals_in_parameters and self._pending is None:
+        if self._keeps_residuals_in_parameters and not self._residuals_in_parameters and self._pending is None:
             self.training.move_residuals_into_(self._views(frozen=False))
             self._residuals_in_parameters = True
 
@@ -152,8 +156,9 @@ class Fragment:
         """Warn where all ranks have the same gradients: they train on the same data, or something has averaged them."""
         if transport.size == 1:
             return
-        gradients = [parameter.grad for parameter in self._parameters()]
-        own = b"".join(_digest(view("gradient", each)) for each in gradients if each is not None and each.layout == torch.strided)
+        gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
+        dense = [gradient for gradient in gradients if gradient.layout == torch.strided]
+        own = b"".join(_digest(view("gradient", gradient)) for gradient in dense if gradient.any())  # zeros are the same on all ranks
         if are_equal(own, transport) and own:
             warn(
                 "all ranks have the same gradients: if the model is under DDP, give LocalSteps the DDP model, or DDP still sends every "
@@ -164,33 +169,45 @@ class Fragment:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is not in the anchors and the memory. Waits for the exchange that is under way, whose means are part of the state."""
-        training = self.training
+        """Return what is not in the anchors and the memory.
+
+        Waits for the exchange that is under way: its means are part of the state. One that failed is not: its change is sent next time.
+        """
+        training, pending, steps = self.training, self._pending, self.training.steps
+        if pending is not None and pending.has_failed():
+            steps += pending.steps
+            pending = None
         return {
             "names": sorted(self.names),
-            "steps": training.steps,
+            "steps": steps,
             "due_after": training.due_after,
             "syncs": training.syncs,
-            "pending": None if self._pending is None else self._pending.state_dict(),
+            "pending": None if pending is None else pending.state_dict(),
             "residuals_in_parameters": self._residuals_in_parameters,
         }
 
-    def checked(self, state: Any, tensors: Mapping[str, Any], anchors: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a state, of a run with these `tensors` and these `anchors`, and return what lets the fragment go on from it."""
+    @staticmethod
+    def names_of(state: Any) -> list[str]:
+        """Return the names of the tensors of a fragment in a state, which is checked as far as that."""
         if not isinstance(state, Mapping) or set(state) != _KEYS:
             raise InputError(f"a fragment in a state of LocalSteps has the keys {', '.join(sorted(_KEYS))}")
-        if state["residuals_in_parameters"] and not self._unsent_in_parameters:
+        names = state["names"]
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise InputError(f"names of a state of LocalSteps are a list of strings, got {shown(names)}")
+        return names
+
+    def checked(self, state: Any, tensors: Mapping[str, Any], anchors: Mapping[str, Any]) -> Callable[[], None]:
+        """Check a state, of a run with these `tensors` and these `anchors`, and return what lets the fragment go on from it."""
+        names = {name for name in self.names_of(state) if name in tensors}
+        if state["residuals_in_parameters"] and not self._keeps_residuals_in_parameters:
             raise InputError('the parameters of this state hold what was not sent: it goes on with memory="parameters"')
-        if not isinstance(state["names"], list):
-            raise InputError(f"names of a state of LocalSteps are a list, got {shown(state['names'])}")
-        names = {name for name in state["names"] if name in tensors}
         steps, due_after, syncs = (natural(state[key], f"{key} of a state") for key in ("steps", "due_after", "syncs"))
         pending = Pending.loaded(state["pending"], tensors)
         without = sorted(set(pending.values) - set(anchors)) if pending is not None else []
         if without:
             raise InputError(f"the state has a pending change of {without[0]}, but no anchor for it")
 
-        def go_on() -> None:
+        def restore() -> None:
             training = self.training
             self.names, self.numel = names, sum(prod(tensors[name].shape) for name in names)
             training.anchors = {name: anchor for name, anchor in anchors.items() if name in names}
@@ -198,7 +215,7 @@ class Fragment:
             self._unchecked, self._pending = list(training.anchors), pending
             self._residuals_in_parameters = bool(state["residuals_in_parameters"])
 
-        return go_on
+        return restore
 
 
 def _exchanged(

@@ -29,6 +29,10 @@ class Pending:
         """Wait until it has ended, whether or not it went well."""
         wait([self.outcome])
 
+    def has_failed(self) -> bool:
+        """Wait until it has ended, and return whether it raised an error."""
+        return self.outcome.exception() is not None
+
     def state_dict(self) -> dict[str, Any]:
         """Wait for the means, and return copies of them and of the values."""
         means, _ = self.outcome.result()

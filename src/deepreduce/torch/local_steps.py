@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from math import prod
@@ -40,6 +40,7 @@ from .skipped_steps import SkippedSteps
 from .state import memory_named, topology_named
 from .trained import Trained
 from .transport import checked_timeout, connect, rank_and_size, without_group
+from .views import view
 
 _KEYS = {"exchange", "anchors", "outer", "fragments"}
 _MEMORIES = ("residual", "parameters", "none")
@@ -68,10 +69,11 @@ class LocalSteps:
       taken after `every` steps, and its mean is applied `delay` steps later: the parameters become the new anchor plus what this rank did
       meanwhile, which is part of the next change. All ranks then have the same anchor bit for bit, and the same parameters after `sync()`.
       An error of the exchange is raised in the step that would apply the mean.
-    - `fragments`: parts of about equal size that the tensors are divided into; default 1, at most `every`. Each has a sync after every
-      `every` steps, but at another step than the others, so that the link is used more evenly, and a small `delay` hides more of it.
+    - `fragments`: parts that the tensors are divided into, as equal in size as whole tensors allow; default 1, at most `every` and the
+      number of tensors. Each has a sync after every `every` steps, but at another step than the others, so that the link is used more
+      evenly, and a small `delay` hides more of it.
     - `bytes_per_step`: sets `every` to the shortest interval at which this rank's messages average about this many bytes per step. For
-      specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`).
+      specs whose size is known in advance (`none/all`, `topr`, `randomr`, `chunktopr`, and codecs of yours that have `expected_bits`).
     - `recipe`: ``"adam"`` for adaptive optimizers, ``"sgd"`` for SGD with or without momentum: sets `spec`, `every`, `memory` and
       `small_tensor_numel` to what was measured to be best; what is given replaces its part.
     - `buffers`: ``"mean"`` averages buffers of floats (batch norm) at every sync, uncompressed, ``"keep"`` leaves each rank its own.
@@ -133,7 +135,7 @@ class LocalSteps:
         self._reducer = Reducer(policy, topology_named(topology), natural(seed, "a seed"), small_numel=small_numel, threads=shared)
         self._memory = memory_named(chosen.memory, _MEMORIES)
         self._outer = None if outer is None else Outer(outer)
-        self._add_new_parameters()
+        self._add(self._trained.new())
         within = None if bytes_per_step is None else steps_within(bytes_per_step, policy, self._trained.tensors())
         self._every = interval(chosen.every if within is None else within)
         self._delay = natural(delay, "delay")
@@ -165,8 +167,8 @@ class LocalSteps:
 
     def _follow(self, optimizer: Optimizer, scaler: torch.amp.GradScaler | None) -> None:
         """Be told of the steps of an optimizer, and of those that a scaler skips."""
-        apart = torch.compiler.disable  # the hooks are no part of a compiled step
-        before, after = apart(self._before_step), apart(self._after_step)  # type: ignore[no-untyped-call]
+        not_compiled = torch.compiler.disable  # the hooks are no part of a compiled step
+        before, after = not_compiled(self._before_step), not_compiled(self._after_step)  # type: ignore[no-untyped-call]
         hooks = optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)
         self._is_closed = False
         self._undo: list[Callable[[], object]] = [hook.remove for hook in hooks]
@@ -215,7 +217,7 @@ class LocalSteps:
 
     @torch.no_grad()
     def _before_step(self, *_: Any) -> None:
-        self._add_new_parameters()
+        self._add(self._trained.new())
         if sum(len(fragment.training.anchors) for fragment in self._fragments) < len(self._trained.parameters):
             self._distribute()
             for fragment in self._fragments:
@@ -229,12 +231,12 @@ class LocalSteps:
             min(self._fragments, key=lambda fragment: fragment.numel).add(name, sizes[name])
 
     def _after_step(self, *_: Any) -> None:
-        due = [fragment for fragment in self._fragments if fragment.training.is_due()]  # all count the step, whatever fails after it
+        due = [fragment for fragment in self._fragments if fragment.training.count_step()]
         for fragment in self._fragments:
             if fragment in due or fragment.training.steps >= self._delay:
                 fragment.finish()
         for fragment in due:
-            if self._delay and not fragment.training.is_warming_up:
+            if self._delay and fragment.names and not fragment.training.is_warming_up:
                 fragment.begin(self._worker, self.transport)
             else:
                 self._finish()  # a state may have been loaded with exchanges under way
@@ -263,10 +265,11 @@ class LocalSteps:
                 fragment.move_residuals_out_of_parameters()
             fragment.training.restart()
 
-    def _add_new_parameters(self, also: Collection[str] = ()) -> None:
-        new = self._trained.add_new(also)
+    def _add(self, new: Mapping[str, torch.nn.Parameter]) -> None:
+        """Train these parameters too."""
         if new and self._outer is not None:
             self._outer.add(new)
+        self._trained.add(new)
 
     def _disable_exchange_of(self, parallel: DistributedDataParallel) -> None:
         """Let DDP exchange neither gradients nor buffers, unless other `LocalSteps`, which were closed, did so."""
@@ -314,19 +317,23 @@ class LocalSteps:
             raise InputError("a state of LocalSteps has anchors by name, and a list of fragments")
         if len(state["fragments"]) != len(self._fragments):
             raise InputError(f"the state was made with fragments={len(state['fragments'])}, here it is {len(self._fragments)}")
-        self._add_new_parameters(also=state["anchors"])  # which has those that were frozen since
-        tensors = self._trained.tensors()
+        named = [name for saved in state["fragments"] for name in Fragment.names_of(saved)]
+        if len(set(named)) < len(named):
+            raise InputError("a tensor is in two fragments of the state")
+        new = self._trained.new(also=state["anchors"])  # also those that were frozen since
+        tensors = self._trained.tensors() | {name: view(name, parameter) for name, parameter in new.items()}
         checkpoint = Checkpoint.read(mapped_to_numpy(state["exchange"]))
         checkpoint.expect(self._reducer, *rank_and_size(self._process_group), list(tensors))
         anchors = loaded(state["anchors"], tensors)
         pairs = zip(self._fragments, state["fragments"], strict=True)
-        take_over = [fragment.checked(saved, tensors, anchors) for fragment, saved in pairs]
+        restores = [fragment.checked(saved, tensors, anchors) for fragment, saved in pairs]
         self._wait()
+        self._add(new)
         if self.outer is not None:
             self.outer.load_state_dict(state["outer"])
         checkpoint.restore(self._memory)
-        for fragment, go_on in zip(self._fragments, take_over, strict=True):
-            go_on()
+        for fragment, restore in zip(self._fragments, restores, strict=True):
+            restore()
             fragment.training.all_steps = checkpoint.step
         self._distribute()  # such as buffers that were kept where the state was made
 

@@ -22,7 +22,8 @@ class Trained:
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
     >>> trained = Trained(model, torch.optim.SGD(model[0].parameters()), "mean")
-    >>> list(trained.add_new()), list(trained.tensors())
+    >>> trained.add(trained.new())
+    >>> list(trained.parameters), list(trained.tensors())
     (['0.weight', '0.bias'], ['0.weight', '0.bias', '1.running_mean', '1.running_var'])
     """
 
@@ -34,8 +35,8 @@ class Trained:
         finite = [name for name, buffer in self._float_buffers().items() if bool(torch.isfinite(buffer).all())]
         self.averaged_buffers = frozenset(finite if buffers == "mean" else [])
 
-    def add_new(self, also: Collection[str] = ()) -> dict[str, torch.nn.Parameter]:
-        """Add and return parameters that are new: at the start, from a group that was added, or no longer frozen; frozen ones by name."""
+    def new(self, also: Collection[str] = ()) -> dict[str, torch.nn.Parameter]:
+        """Return parameters that are new: at the start, from a group that was added, or no longer frozen; frozen ones by name."""
         listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         known = {id(parameter) for parameter in self.parameters.values()}
         new = [parameter for parameter in listed if id(parameter) not in known and (parameter.requires_grad or also)]
@@ -43,9 +44,11 @@ class Trained:
             return {}
         names = {id(parameter): name for name, parameter in plain_names(self._model.named_parameters()).items()}
         named = {_name(parameter, names): parameter for parameter in new}
-        named = {name: parameter for name, parameter in named.items() if parameter.requires_grad or name in also}
-        self.parameters.update(named)
-        return named
+        return {name: parameter for name, parameter in named.items() if parameter.requires_grad or name in also}
+
+    def add(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Let these be parameters too."""
+        self.parameters.update(parameters)
 
     def is_trained(self, name: str) -> bool:
         """Whether this is a parameter, and not frozen at the moment."""

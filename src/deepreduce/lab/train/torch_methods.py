@@ -114,6 +114,7 @@ class Changes(Method):
             memory=plan.memory,  # type: ignore[arg-type]
             small_tensor_numel=plan.small,
             seed=plan.seed,
+            history=max(100, method.fragments),
         )
         self._overlaps = method.delay > 0
         self._probed_step, self._steps, self._counted, self._zeros = probed_step, 0, 0, 0.0
