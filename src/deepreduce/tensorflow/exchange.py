@@ -16,6 +16,8 @@ from .views import Slot
 TensorOrSlices = Any
 """A `tf.Tensor` or a `tf.IndexedSlices`."""
 
+Given = Callable[[], Sequence[Sequence[TensorOrSlices]]]
+
 
 def slot_of(name: str, gradient: TensorOrSlices, variable: Any, residual: Any, owned: Any) -> Slot:
     """Return what is known of a gradient while the graph is made.
@@ -28,26 +30,46 @@ def slot_of(name: str, gradient: TensorOrSlices, variable: Any, residual: Any, o
 
 
 def exchange(
-    steps: HostSteps, slots: Sequence[Slot], given: Sequence[Sequence[Any]], step: Any, scale: Any
-) -> list[tuple[TensorOrSlices, TensorOrSlices, TensorOrSlices]]:
-    """Return the sum of each gradient over all replicas, and its residuals from now on; slices for slices, None for what is not kept.
+    steps: HostSteps, slots: Sequence[Slot], given: Given, step: Any, scale: Any, since: Any = 1, due: Any = None
+) -> Callable[[], list[tuple[TensorOrSlices, TensorOrSlices, TensorOrSlices]]]:
+    """Exchange gradients, or the changes of the `since` latest steps, and return what ends the exchange.
 
-    `given` are a gradient and its residuals for every slot. To be called in replica context, by all replicas. Host calls are stateful: a
-    `tf.function` runs them once per step and in order.
+    That returns the sum of each gradient over all replicas, and its residuals from now on; slices for slices, None for what is not kept.
+    `given` returns a gradient and its residuals for every slot. Where `due` is false, nothing is computed and the replicas gather an empty
+    word; the end is not to be called then. To be called in replica context, by all replicas. Host calls are stateful: a `tf.function`
+    runs them once per step and in order.
     """
     context = tf.distribute.get_replica_context()
     rank, size = context.replica_id_in_sync_group, context.num_replicas_in_sync
 
-    def gathered(words: Any) -> Any:
+    def frame(function: Callable[..., Sequence[Any]], inputs: Callable[[], list[Any]]) -> Any:
+        """Return the frames of all replicas for one exchange."""
+        (words,) = when(due, lambda: _on_host(function, inputs(), [tf.int32]), [tf.int32])
         return context.all_gather(tf.ensure_shape(words, [None]), axis=0) if size > 1 else words
 
-    inputs = [tensor for row in given for part in row for tensor in _tensors(part)]
-    (words,) = _on_host(partial(steps.begin, slots, size), [step, rank, scale, *inputs], [tf.int32])
+    def first() -> list[Any]:
+        return [step, since, rank, scale, *(tensor for row in given() for part in row for tensor in _tensors(part))]
+
+    gathered = frame(partial(steps.begin, slots, size), first)
     for _ in range(steps.reducer.topology.rounds - 1):
-        (words,) = _on_host(steps.between, [rank, gathered(words)], [tf.int32])
-    dtypes = [dtype for slot in slots for dtype in _dtypes(slot)]
-    outputs = _on_host(steps.finish, [rank, gathered(words)], dtypes)
-    return [_taken(slot, outputs) for slot in slots]
+        gathered = frame(steps.between, partial(list, (rank, gathered)))
+
+    def end() -> list[tuple[TensorOrSlices, TensorOrSlices, TensorOrSlices]]:
+        outputs = _on_host(steps.finish, [rank, gathered], [dtype for slot in slots for dtype in _dtypes(slot)])
+        return [_taken(slot, outputs) for slot in slots]
+
+    return end
+
+
+def when(condition: Any, compute: Callable[[], list[Any]], dtypes: Sequence[Any]) -> list[Any]:
+    """Return what `compute` returns, tensors of these dtypes; placeholders where the condition does not hold. None always holds.
+
+    >>> when(tf.constant(False), lambda: [tf.ones((2, 3))], [tf.float32])[0].numpy()
+    array([0.], dtype=float32)
+    """
+    if condition is None:
+        return compute()
+    return list(tf.cond(condition, compute, lambda: [tf.zeros([1], dtype) for dtype in dtypes]))
 
 
 def _on_host(function: Callable[..., Sequence[Any]], inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:

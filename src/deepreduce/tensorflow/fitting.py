@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from .optimizer import DistributedOptimizer
 from .private import build_alone
 
 
@@ -16,8 +18,9 @@ def enable_fit(model: Any) -> Any:
 
     Two steps of Keras cannot be taken with more than one worker: it reduces the first batch over all workers to learn its shapes, where
     the part of this worker is enough; and it reduces the metrics of a step along an axis that they do not have. Under any other strategy
-    nothing is changed.
+    these are left as they are. Where the optimizer takes local steps, `evaluate`, also as part of `fit`, comes after a `sync()`.
     """
+    model.evaluate = _after_sync(model, model.evaluate)
     strategy = model.distribute_strategy
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         build_alone(model, strategy)
@@ -31,3 +34,13 @@ def _with_axis(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return keras.tree.map_structure(lambda metric: tf.reshape(metric, [1]), step(data))
 
     return step_with_axis
+
+
+def _after_sync(model: Any, evaluate: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(evaluate)
+    def evaluate_after_sync(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(model.optimizer, DistributedOptimizer):
+            model.optimizer.sync()
+        return evaluate(*args, **kwargs)
+
+    return evaluate_after_sync

@@ -25,14 +25,17 @@ class HostSteps:
         self._workers: defaultdict[int, Worker] = defaultdict(lambda: Worker("deepreduce step"))
         self._open: dict[int, HostStep[tuple[list[Values], StepStats]]] = {}
 
-    def begin(self, slots: Sequence[Slot], size: int, step: Any, rank: Any, scale: Any, *arrays: Values) -> list[Words]:
-        """Start a step; return its first frame. `scale` is the loss scale that the gradients have and the residuals have not."""
+    def begin(self, slots: Sequence[Slot], size: int, step: Any, since: Any, rank: Any, scale: Any, *arrays: Values) -> list[Words]:
+        """Start a step; return its first frame.
+
+        `since` is how many steps the gradients stand for, and `scale` the loss scale that they have and the residuals have not.
+        """
         number, left = int(rank), list(arrays)
         if number in self._open:
             self._open.pop(number).give_up()  # its graph was interrupted
 
         def work(transport: Replicas) -> tuple[list[Values], StepStats]:
-            return self._step([slot.take(left) for slot in slots], int(step), float(scale), transport)
+            return self._step([slot.take(left) for slot in slots], int(step), int(since), float(scale), transport)
 
         self._open[number] = HostStep(self._workers[number], Replicas(number, size), self.reducer.topology.rounds, work)
         return [self._open[number].first()]
@@ -47,7 +50,7 @@ class HostSteps:
         self.stats.add(cost, last=not self._open)  # all replicas have begun, and a graph makes these calls one after another
         return arrays
 
-    def _step(self, views: Sequence[View], step: int, scale: float, transport: Transport) -> tuple[list[Values], StepStats]:
+    def _step(self, views: Sequence[View], step: int, since: int, scale: float, transport: Transport) -> tuple[list[Values], StepStats]:
         memory = ErrorFeedback(ResidualMemory(), ResidualMemory()) if self.feedback else ErrorFeedback(None, None)
         for view in views:
             low, high = self.reducer.topology.owned_range(view.slot.name, prod(view.slot.shape), transport.rank, transport.size)
@@ -56,4 +59,5 @@ class HostSteps:
         bucket = Bucket([view.slot.name for view in views], [view.gradient for view in views], step)
         totals, cost = self.reducer.reduce(bucket, memory, transport)
         memory.rescale(1.0)
+        cost.count_dense_steps(since, bucket.names)
         return [array for view, total in zip(views, totals, strict=True) for array in view.results(total, memory)], cost

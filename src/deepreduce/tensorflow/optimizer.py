@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any, Literal, Self
 
@@ -12,22 +12,27 @@ import numpy as np
 import tensorflow as tf
 
 from ..errors import ConfigError
-from ..parameters import natural
+from ..parameters import natural, shown
 from ..pipeline import parse
 from ..source import SparseSource
 from ..step.arrays import accumulation_dtype
+from ..step.local import interval
 from ..step.policy import BySize, ByStep, Policy, Spec, policy_of
+from ..step.recipes import LocalMemory, LocalSettings, local_settings
 from ..step.reducer import Reducer
 from ..step.stats import Stats
 from ..step.threads import Threads
 from ..step.topology import Topology, topology_of
 from ..tensor import Shape, SparseTensor
-from .exchange import exchange, slot_of
+from .exchange import exchange, slot_of, when
 from .host import HostSteps
 from .private import without_all_reduce
 from .saving import plain_spec, plain_topology, saved_spec, saved_topology
+from .variables import assign, native, value_of
 
 _DENSE = parse("dense")
+_EQUAL = -1
+"""In the place of the steps since the last sync: all replicas have the same variables."""
 
 
 @keras.saving.register_keras_serializable("deepreduce")
@@ -38,11 +43,16 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     a loop of your own. Unlike there, clipping comes after the sum.
 
     - `optimizer`: does the update; a `LossScaleOptimizer` goes in here. It belongs to this one from now on.
-    - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`.
+    - `spec`: a spec string, a `DeepReduce`, a `Schedule`, or an object with `codec_for(name, source)` such as `BySize`; or leave it to a
+      `recipe`.
     - `sends`: ``"gradients"``, or ``"updates"`` for Adam and other adaptive optimizers: each replica takes the step of the optimizer with
-      its own gradients, and the mean change of the variables is applied on all of them.
-    - `memory`: ``"residual"`` for error feedback, in variables of this optimizer that are saved with it, or ``"none"``.
-    - `small_tensor_numel`: smaller tensors travel as they are.
+      its own gradients, and the mean change of the variables is applied on all of them. With a recipe it is ``"updates"``.
+    - `every`: of updates, steps between two syncs, at which the changes are exchanged; default 1.
+    - `recipe`: ``"adam"`` for adaptive optimizers, ``"sgd"`` for SGD: sends updates, and sets `spec`, `every`, `memory` and
+      `small_tensor_numel` to what was measured to be best; what is given replaces its part.
+    - `memory`: ``"residual"`` for error feedback, in variables of this optimizer that are saved with it, or ``"none"``. Of updates also
+      ``"parameters"``: what a replica did not send stays in its own variables. Variables are then equal after `sync()` alone.
+    - `small_tensor_numel`: smaller tensors travel as they are; default 1024.
     - `topology`: ``"allgather"``, ``"server"``, ``"sharded"`` or a `Sharded(budget=...)`. A strategy has an all-gather only, of which the
       others are made here: they save no bytes.
     - `threads`: number of threads that encode and decode, at most as many as this process may use cores; results do not depend on it.
@@ -61,11 +71,13 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     def __init__(
         self,
         optimizer: Any,
-        spec: Spec,
-        memory: Literal["residual", "none"] = "residual",
-        small_tensor_numel: int = 1024,
+        spec: Spec | None = None,
+        memory: LocalMemory | None = None,
+        small_tensor_numel: int | None = None,
         *,
-        sends: Literal["gradients", "updates"] = "gradients",
+        sends: Literal["gradients", "updates"] | None = None,
+        every: int | None = None,
+        recipe: str | None = None,
         topology: str | Topology = "allgather",
         threads: int = 1,
         seed: int = 0,
@@ -73,24 +85,27 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         parameter_names: Sequence[str] | None = None,
         name: str | None = None,
     ) -> None:
-        if memory not in ("residual", "none"):
-            raise ConfigError(f"memory is 'residual' or 'none', got {memory!r}")
-        if sends not in ("gradients", "updates"):
-            raise ConfigError(f"sends is 'gradients' or 'updates', got {sends!r}")
-        if sends == "updates" and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-            raise ConfigError("each replica would have a loss scale of its own: a LossScaleOptimizer goes with sends='gradients'")
-        if sends == "updates" and getattr(optimizer, "use_ema", False):
-            raise ConfigError("each replica would average weights of its own: use_ema goes with sends='gradients'")
+        sends = sends or ("gradients" if recipe is None else "updates")
+        chosen = local_settings(recipe, spec, every=every, memory=memory, small_tensor_numel=small_tensor_numel)
+        _check_settings(optimizer, sends, recipe, chosen)
         seed = natural(seed, "a seed")
         super().__init__(learning_rate=0.0, name=name)
-        reducer = Reducer(policy_of(spec, small_tensor_numel), topology_of(topology), seed, average=False, threads=Threads(threads))
-        self._steps = HostSteps(reducer, memory == "residual", history)
-        self._settings = {"sends": sends, "memory": memory, "small_tensor_numel": small_tensor_numel, "seed": seed, "history": history}
-        self._settings["threads"] = threads
-        self._spec, self._names = spec, None if parameter_names is None else list(parameter_names)
+        policy = policy_of(chosen.spec, chosen.small_tensor_numel)
+        reducer = Reducer(policy, topology_of(topology), seed, average=False, threads=Threads(threads))
+        self._steps = HostSteps(reducer, chosen.memory != "none", history)
+        self._settings: dict[str, Any] = {
+            "sends": sends,
+            "every": chosen.every,
+            "memory": chosen.memory,
+            "small_tensor_numel": chosen.small_tensor_numel,
+        }
+        self._settings |= {"seed": seed, "history": history, "threads": threads}
+        self._spec, self._names = chosen.spec, None if parameter_names is None else list(parameter_names)
         self._strategy = tf.distribute.get_strategy()
         self._residuals: list[Any] = []
         self._owned: list[Any] = []
+        self._anchors: list[Any] = []
+        self._sync_graph: Callable[[], Any] | None = None
         self.inner_optimizer = without_all_reduce(optimizer)
 
     def stats(self) -> Stats:
@@ -100,51 +115,117 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     # A step
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Update the variables, the same on all replicas; to be called in replica context."""
+        """Update the variables, the same on all replicas unless updates wait for a sync; to be called in replica context."""
         if not self.built:
             self.build(list(trainable_variables or ()))
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         if self._settings["sends"] == "updates":
-            self._apply_mean_update(list(grads), variables)
+            self._take_local_step(list(grads), variables)
         else:
             self.inner_optimizer.apply(self._summed(list(grads), variables), variables)
         self._iterations.assign_add(1)
 
-    def _apply_mean_update(self, gradients: list[Any], variables: Sequence[Any]) -> None:
-        """Take a step with the gradients of this replica alone, and replace what it changed by the mean over all replicas."""
-        context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync  # by which the loss was divided
-        sent = [_is_sent(*pair) for pair in zip(gradients, variables, strict=True)]
-        starts = [tf.identity(variable) for variable in variables]
-        own = [_scaled(gradient, replicas) if is_sent else gradient for gradient, is_sent in zip(gradients, sent, strict=True)]
-        self.inner_optimizer.apply(own, variables)
-        moved = zip(starts, variables, sent, strict=True)
-        changes = [start - tf.identity(variable) if is_sent else None for start, variable, is_sent in moved]
-        totals = zip(variables, starts, self._summed(changes, variables), strict=True)
-        changed = [
-            (_native(variable), _constrained(variable, start - total / replicas)) for variable, start, total in totals if total is not None
-        ]
-        context.merge_call(_assign_all, args=(changed,))
-
     def _summed(self, gradients: list[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients, those that are sent as sums over all replicas."""
         sent = [index for index, pair in enumerate(zip(gradients, variables, strict=True)) if _is_sent(*pair)]
         numbers = [self._get_variable_index(variables[index]) for index in sent]
-        kept = [(self._residuals[number], self._owned[number]) for number in numbers]
-        names = [(self._names or ())[number] for number in numbers]
-        slots = [slot_of(name, gradients[index], variables[index], *held) for name, index, held in zip(names, sent, kept, strict=True)]
-        given = [(gradients[index], *map(_value, held)) for index, held in zip(sent, kept, strict=True)]
-        scale = getattr(self.inner_optimizer, "dynamic_scale", 1.0)
-        results = exchange(self._steps, slots, given, self._iterations.value, scale)
-        changed = [
-            (variable.value, after)
-            for held, (_, *rest) in zip(kept, results, strict=True)
-            for variable, after in zip(held, rest, strict=True)
-            if variable is not None
-        ]
-        tf.distribute.get_replica_context().merge_call(_assign_all, args=(changed,))
-        for index, (total, *_) in zip(sent, results, strict=True):
+        end = self._exchange(
+            numbers, [(gradients[index], variables[index]) for index in sent], lambda: [gradients[index] for index in sent]
+        )
+        results, changed = end(), []
+        for index, number, (total, *kept) in zip(sent, numbers, results, strict=True):
             gradients[index] = total
+            changed += [(held, after) for held, after in zip(self._kept(number), kept, strict=True) if held is not None]
+        assign(changed)
         return gradients
+
+    def _exchange(
+        self, numbers: Sequence[int], like: Sequence[tuple[Any, Any]], given: Callable[[], Sequence[Any]], since: Any = 1, due: Any = None
+    ) -> Callable[[], list[tuple[Any, Any, Any]]]:
+        """Exchange what `given` returns for the variables of these numbers: gradients `like` those, each beside its variable."""
+        kept, names = list(map(self._kept, numbers)), self._names or ()
+        slots = [slot_of(names[number], *pair, *held) for number, pair, held in zip(numbers, like, kept, strict=True)]
+
+        def rows() -> list[Sequence[Any]]:
+            return [(gradient, *map(value_of, held)) for gradient, held in zip(given(), kept, strict=True)]
+
+        scale = getattr(self.inner_optimizer, "dynamic_scale", 1.0)
+        return exchange(self._steps, slots, rows, self._iterations.value, scale, since, due)
+
+    def _kept(self, number: int) -> tuple[Any, Any]:
+        return self._residuals[number], self._owned[number]
+
+    # Local steps
+
+    def sync(self) -> None:
+        """Bring all replicas to the same variables now: all workers call it, outside `strategy.run`. After a sync it sends nothing.
+
+        `fit` does so at its end and, by `enable_fit`, before every evaluation. Without local steps, variables are always the same, and
+        this does nothing.
+        """
+        if not (self.built and self._has_own_variables):
+            return
+        if self._sync_graph is None:
+            graph = tf.function(lambda: self._strategy.run(self._sync_replica), autograph=False)
+            self._sync_graph = graph.__call__  # Keras would save the graph itself as a part of the optimizer
+        self._sync_graph()
+
+    @property
+    def _has_own_variables(self) -> bool:
+        """Whether replicas have other variables between two syncs."""
+        settings = self._settings
+        return bool(settings["sends"] == "updates" and (settings["every"] > 1 or settings["memory"] == "parameters"))
+
+    def _take_local_step(self, gradients: list[Any], variables: Sequence[Any]) -> None:
+        """Take a step with the gradients of this replica alone; after `every` of them, apply the mean of what they changed."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync  # by which the loss was divided
+        pairs = zip(gradients, variables, strict=True)
+        own = [_scaled(gradient, replicas) if _is_sent(gradient, variable) else gradient for gradient, variable in pairs]
+        since, every = tf.convert_to_tensor(self._since_sync), self._settings["every"]
+        assign([(self._anchors[number], self._trainable_variables[number]) for number in self._numbers()], since == _EQUAL)
+        self.inner_optimizer.apply(own, variables)
+        steps = tf.maximum(since, 0) + 1
+        assign([(self._since_sync, steps)])
+        self._synchronize(steps, None if every == 1 else steps >= every, self._settings["memory"] == "parameters")
+
+    def _sync_replica(self) -> None:
+        """Synchronize; or, right after a sync, move what this replica has not sent from its variables to the residuals."""
+        since, moves = tf.convert_to_tensor(self._since_sync), [(self._since_sync, tf.constant(_EQUAL))]
+        for number in self._numbers():
+            anchor, variable, residual = self._anchors[number], self._trainable_variables[number], self._residuals[number]
+            if residual is not None:
+                moves += [(residual, residual + tf.cast(tf.subtract(anchor, variable), residual.dtype)), (variable, anchor)]
+        self._synchronize(since, since > 0, unsent_in_variables=False)
+        assign(moves, since == 0)
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the variables that a sync makes equal."""
+        return [number for number, variable in enumerate(self._trainable_variables) if not _is_overwritten(variable)]
+
+    def _synchronize(self, steps: Any, due: Any, unsent_in_variables: bool) -> None:
+        """Move the anchors by the mean of what the latest steps changed, and the variables with them."""
+        replicas, numbers = tf.distribute.get_replica_context().num_replicas_in_sync, self._numbers()
+        variables, anchors = self._trainable_variables, self._anchors
+
+        def changes() -> list[Any]:
+            return [tf.subtract(anchors[number], variables[number]) for number in numbers]
+
+        def moved() -> list[Any]:
+            """Return the values of `targets`."""
+            values = [tf.constant(0 if unsent_in_variables else _EQUAL)]
+            for number, (total, residual, owned) in zip(numbers, end(), strict=True):
+                anchor = _constrained(variables[number], anchors[number] - total / replicas)
+                own, later = anchor, residual
+                if unsent_in_variables and residual is not None:
+                    own, later = _constrained(variables[number], anchor - tf.cast(residual, anchor.dtype)), tf.zeros_like(residual)
+                values += [anchor, own, *(after for after in (later, owned) if after is not None)]
+            return values
+
+        end = self._exchange(numbers, [(native(variables[number]), variables[number]) for number in numbers], changes, steps, due)
+        of_each = [(anchors[number], variables[number], *self._kept(number)) for number in numbers]
+        targets = [self._since_sync, *(target for of_one in of_each for target in of_one if target is not None)]
+        values = when(due, moved, [target.dtype for target in targets])
+        assign(list(zip(targets, values, strict=True)), due)
 
     # What Keras asks of an optimizer
 
@@ -162,6 +243,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         named = list(zip(variables, self._names, strict=True))
         self._residuals = [self._residual(variable, name) for variable, name in named]
         self._owned = [self._owned_residual(*each, residual) for each, residual in zip(named, self._residuals, strict=True)]
+        if self._settings["sends"] == "updates":
+            self._anchors = [
+                self._variable_for(variable, tuple(variable.shape), f"{name}_anchor", variable.dtype) for variable, name in named
+            ]
+            self._since_sync = self.add_variable((), keras.initializers.Constant(_EQUAL), dtype="int32", name="since_sync")
 
     def _residual(self, variable: Any, name: str) -> Any:
         if not self._steps.feedback or _is_always_dense(self._steps.reducer.policy, tuple(variable.shape)):
@@ -176,11 +262,11 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         ranges = [topology.owned_range(name, prod(variable.shape), rank, ranks) for rank in range(ranks)]
         return self._variable_for(variable, (max(high - low for low, high in ranges),), f"{name}_owned_residual")
 
-    def _variable_for(self, variable: Any, shape: Shape, name: str) -> Any:
-        native = _native(variable)
-        dtype = accumulation_dtype(tf.as_dtype(variable.dtype).as_numpy_dtype)
-        with self._strategy.extended.colocate_vars_with(native):
-            return self.add_variable(shape, dtype=str(dtype), name=name.replace("/", "_"))
+    def _variable_for(self, variable: Any, shape: Shape, name: str, dtype: Any = None) -> Any:
+        """A variable of zeros beside another one, by default in the accumulation dtype."""
+        dtype = dtype or str(accumulation_dtype(tf.as_dtype(variable.dtype).as_numpy_dtype))
+        with self._strategy.extended.colocate_vars_with(native(variable)):
+            return self.add_variable(shape, dtype=dtype, name=name.replace("/", "_"))
 
     @property
     def variables(self) -> list[Any]:
@@ -206,7 +292,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         return self.inner_optimizer.scale_loss(loss)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """As the optimizer inside does."""
+        """As the optimizer inside does, after a sync. Keras calls it at the end of `fit`."""
+        self.sync()
         self.inner_optimizer.finalize_variable_values(var_list)
 
     def get_config(self) -> dict[str, Any]:
@@ -221,6 +308,24 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         inner = keras.saving.deserialize_keras_object(config["optimizer"], custom_objects=custom_objects)
         given = {"optimizer": inner, "spec": saved_spec(config["spec"]), "topology": saved_topology(config["topology"])}
         return cls(**config | given)
+
+
+def _check_settings(optimizer: Any, sends: str, recipe: str | None, chosen: LocalSettings) -> None:
+    """Refuse what does not go together."""
+    if sends not in ("gradients", "updates"):
+        raise ConfigError(f"sends is 'gradients' or 'updates', got {sends!r}")
+    memories = ("residual", "none") if sends == "gradients" else ("residual", "parameters", "none")
+    if chosen.memory not in memories:
+        raise ConfigError(f"memory is {' or '.join(map(repr, memories))} with sends={sends!r}, got {shown(chosen.memory)}")
+    interval(chosen.every)
+    if sends == "gradients":
+        if recipe is not None or chosen.every != 1:
+            raise ConfigError(f"a recipe and every={chosen.every} are for sends='updates'")
+        return
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ConfigError("each replica would have a loss scale of its own: a LossScaleOptimizer goes with sends='gradients'")
+    if getattr(optimizer, "use_ema", False):
+        raise ConfigError("each replica would average weights of its own: use_ema goes with sends='gradients'")
 
 
 def _numbered(paths: Sequence[str]) -> list[str]:
@@ -244,8 +349,12 @@ def _is_always_dense(policy: Policy | ByStep, shape: Shape) -> bool:
 
 
 def _is_sent(gradient: Any, variable: Any) -> bool:
-    """Whether a gradient is one: some variables are overwritten with theirs."""
-    return gradient is not None and not getattr(variable, "overwrite_with_gradient", False)
+    return gradient is not None and not _is_overwritten(variable)
+
+
+def _is_overwritten(variable: Any) -> bool:
+    """Whether the gradient of a variable is not one, but its next value."""
+    return getattr(variable, "overwrite_with_gradient", False)
 
 
 def _scaled(gradient: Any, factor: int) -> Any:
@@ -257,25 +366,3 @@ def _scaled(gradient: Any, factor: int) -> Any:
 def _constrained(variable: Any, value: Any) -> Any:
     """Return the value as the constraint of the variable wants it."""
     return value if variable.constraint is None else variable.constraint(value)
-
-
-def _native(variable: Any) -> Any:
-    """The variable of TensorFlow."""
-    return variable.value if isinstance(variable, keras.Variable) else variable
-
-
-def _value(variable: Any) -> Any:
-    return None if variable is None else tf.convert_to_tensor(variable)
-
-
-def _assign_all(strategy: Any, changed: Sequence[tuple[Any, Any]]) -> None:
-    """Assign each variable its new value, on every replica."""
-    for variable, after in changed:
-        strategy.extended.update(variable, _assign, args=(after,), group=False)
-
-
-def _assign(variable: Any, after: Any) -> None:
-    if isinstance(after, tf.IndexedSlices):
-        variable.scatter_update(after)
-    else:
-        variable.assign(after)
