@@ -20,7 +20,10 @@ class _FirstCompilation(event.Listener):
         """Say that it begins."""
         if not self.announced:
             self.announced = True
-            _log.warning("compiling kernels, once on this machine: up to a minute or two; `deepreduce warmup` does it beforehand")
+            _log.warning(
+                "compiling kernels, once on this machine for each codec and dtype: up to a minute or two; "
+                "`deepreduce warmup` does it beforehand"
+            )
 
     def on_end(self, event: Any) -> None:
         """Say nothing more."""

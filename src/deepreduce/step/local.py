@@ -35,6 +35,14 @@ from .stats import StepStats
 from .transport import Transport, all_gather_array, close_unless_reported
 
 _DIGEST = np.dtype("<u8")
+_OTHER_START = (
+    "training starts from equal parameters: set one seed, broadcast them from rank 0 before, or load one checkpoint, with the state of the "
+    "local steps if it has one; after other local steps, call their sync() first"
+)
+_CHANGED_WITHOUT_STEPS = (
+    "something else than the steps of the optimizer changed them since the last sync. Was another optimizer made? Local steps follow the "
+    "one that they were given: close() them, and make new ones with the other"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,19 +259,17 @@ def are_equal(content: bytes, transport: Transport) -> bool:
     return bool((rows == rows[0]).all())
 
 
-def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Transport, step: int) -> None:
-    """Raise `PeerError` on all ranks unless these tensors have the same digests everywhere.
+def check_equal(names: Sequence[str], digests: Iterable[bytes], transport: Transport, step: int, synced: bool = False) -> None:
+    """Raise `PeerError` on all ranks unless these tensors have the same digests everywhere: initial parameters, or those after a sync.
 
     >>> from deepreduce.step.transport import SingleRank
     >>> check_equal(["weight"], [digest(np.ones(3))], SingleRank(), step=0)
     """
-    tag = FrameTag("the digests of the initial parameters", len(names), step, _DIGEST.itemsize * len(names))
+    tag = FrameTag("the digests of the parameters", len(names), step, _DIGEST.itemsize * len(names))
     rows = all_gather_array(np.frombuffer(b"".join(digests), _DIGEST), transport, tag)
     for rank, row in enumerate(rows):
         different = np.flatnonzero(row != rows[0])
         if different.size:
-            raise PeerError(
-                f"rank {rank} starts with other values of {names[different[0]]} than rank 0 (and so for {different.size} of {len(names)}): "
-                "training starts from equal parameters: set one seed, broadcast them from rank 0 before, or load one checkpoint, "
-                "with the state of the local steps if it has one; after other local steps, call their sync() first"
-            )
+            other = f"rank {rank} {'has' if synced else 'starts with'} other values of {names[different[0]]} than rank 0"
+            why = _CHANGED_WITHOUT_STEPS if synced else _OTHER_START
+            raise PeerError(f"{other} (and so for {different.size} of {len(names)}): {why}")

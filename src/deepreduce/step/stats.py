@@ -163,7 +163,7 @@ class Stats:
     >>> stats.last.ratio, stats.last.sent_bytes
     (100.0, 88)
     >>> stats
-    Stats(88 bytes sent; step 0: 88 bytes sent, messages 100.0x smaller than dense)
+    Stats(88 bytes sent, messages 100.0x smaller than dense; of these step 0: 88 bytes, 100.0x)
     """
 
     def __init__(self, history: int) -> None:
@@ -178,8 +178,8 @@ class Stats:
         if not self.steps:
             return "Stats(no step yet)"
         last = self.last
-        step = f"step {last.step}: {last.sent_bytes:,} bytes sent, messages {last.ratio:.1f}x smaller than dense"
-        return f"Stats({self.sent_bytes:,} bytes sent; {step})"
+        step = f"of these step {last.step}: {last.sent_bytes:,} bytes, {last.ratio:.1f}x"
+        return f"Stats({self.sent_bytes:,} bytes sent, messages {self.ratio:.1f}x smaller than dense; {step})"
 
     @property
     def last(self) -> StepStats:

@@ -37,6 +37,7 @@ class Fragment:
         self._trained, self._outer, self._stats, self._keeps_residuals_in_parameters = trained, outer, stats, residuals_in_parameters
         self._residuals_in_parameters = residuals_in_parameters
         self._unchecked: list[str] = []
+        self._versions: dict[str, int] | None = None
         self._pending: Pending | None = None
 
     def add(self, name: str, numel: int) -> None:
@@ -125,17 +126,50 @@ class Fragment:
         if cost is not None:
             self._stats.add(cost)
 
+    def end_step(self) -> None:
+        """Move residuals where they belong, and remember the parameters right after a sync."""
+        self._move_residuals_into_parameters()
+        self._versions = None if self.training.steps else self._versions_now()
+
+    @torch.no_grad()
+    def sync_without_steps(self, transport: Transport) -> None:
+        """Let all ranks have the same parameters where none took a step since the last sync; refuse them where they have not."""
+        if not self.names:
+            return
+        self._check_new_anchors(transport)
+        self._warn_of_changes()
+        self._move_residuals_out_of_parameters()
+        views = self._views()
+        check_equal(list(views), map(_digest, views.values()), transport, self.training.all_steps, synced=True)
+
+    def _warn_of_changes(self) -> None:
+        """Warn where the parameters are going to be set back to those of the last sync, though something has changed them."""
+        if self._versions is None or not self._residuals_in_parameters:
+            return
+        changed = [name for name, version in self._versions_now().items() if version != self._versions.get(name, version)]
+        if changed:
+            warn(
+                f"{changed[0]} has changed since the last sync, but not by a step of the optimizer that LocalSteps were given: sync() "
+                "undoes that until that optimizer's next steps are sent. Was another optimizer made? close() these LocalSteps, and make "
+                "new ones with the other",
+                stacklevel=4,
+            )
+
+    def _versions_now(self) -> dict[str, int]:
+        """Return by name how often parameters were written to."""
+        return {name: parameter._version for name, parameter in self._trained.parameters.items() if name in self.names}
+
     # What was not sent
 
     @torch.no_grad()
-    def move_residuals_into_parameters(self) -> None:
+    def _move_residuals_into_parameters(self) -> None:
         """After a sync, if they belong there and no exchange is under way."""
         if self._keeps_residuals_in_parameters and not self._residuals_in_parameters and self._pending is None:
             self.training.move_residuals_into_(self._views(frozen=False))
             self._residuals_in_parameters = True
 
     @torch.no_grad()
-    def move_residuals_out_of_parameters(self) -> None:
+    def _move_residuals_out_of_parameters(self) -> None:
         """If they are there."""
         if self._residuals_in_parameters:
             self.training.move_residuals_out_of_(self._views())
@@ -214,6 +248,7 @@ class Fragment:
             training.steps, training.due_after, training.syncs = steps, due_after, syncs
             self._unchecked, self._pending = list(training.anchors), pending
             self._residuals_in_parameters = bool(state["residuals_in_parameters"])
+            self._versions = None
 
         return restore
 

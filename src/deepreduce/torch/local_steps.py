@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -153,6 +154,9 @@ class LocalSteps:
             advice = "use outer=None, or a spec that sends all values"
             warn(f"outer momentum overshoots with the sparse spec {title(chosen.spec)}: {advice}", stacklevel=2)
         self._follow(optimizer, scaler)
+        at_exit = partial(_warn_if_not_synchronized, weakref.ref(self))
+        atexit.register(at_exit)
+        self._undo.append(partial(atexit.unregister, at_exit))
         if parallel is not None:
             self._disable_exchange_of(parallel)
 
@@ -242,27 +246,28 @@ class LocalSteps:
                 self._finish()  # a state may have been loaded with exchanges under way
                 fragment.sync(self.transport)
         for fragment in self._fragments:
-            fragment.move_residuals_into_parameters()
+            fragment.end_step()
 
     def _finish(self) -> None:
         for fragment in self._fragments:
             fragment.finish()
 
     def sync(self) -> None:
-        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it. After a sync it sends nothing.
+        """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it.
 
         Finishes the exchange that is under way, and then exchanges what was done since it began. All ranks have taken equally many steps,
-        as under DDP: a `PeerError` says where they have not. With ``memory="parameters"`` the parameters become those of the last sync,
-        also where they were set from outside since then.
+        as under DDP: a `PeerError` says where they have not. Where no step was taken since the last sync, digests of the parameters are
+        compared, and nothing else is sent; a `PeerError` says where something else has changed them.
         """
         if self._is_closed:
             raise InputError("these LocalSteps are closed: call sync() before close()")
+        self._before_step()
         self._finish()
         for fragment in self._fragments:
             if fragment.training.steps:
                 fragment.sync(self.transport)
             else:
-                fragment.move_residuals_out_of_parameters()
+                fragment.sync_without_steps(self.transport)
             fragment.training.restart()
 
     def _add(self, new: Mapping[str, torch.nn.Parameter]) -> None:
@@ -345,10 +350,15 @@ class LocalSteps:
         Call `sync()` before, so that all ranks end with the same parameters; there is a warning where they do not.
         """
         self._wait()
-        is_alone = self._transport is None or self._transport.size == 1
-        if not (self._is_closed or is_alone or all(fragment.is_synchronized for fragment in self._fragments)):
+        if not (self._is_closed or self._is_synchronized):
             warn("closed between two syncs, with other parameters on each rank: call sync() on all ranks before close()", stacklevel=2)
         self._disconnect()
+
+    @property
+    def _is_synchronized(self) -> bool:
+        """Whether all ranks have the same parameters, as far as this one knows."""
+        is_alone = self._transport is None or self._transport.size == 1
+        return is_alone or all(fragment.is_synchronized for fragment in self._fragments)
 
     def _wait(self) -> None:
         for fragment in self._fragments:
@@ -372,6 +382,16 @@ class LocalSteps:
             self.close()
         else:
             self._disconnect()  # others may have failed too, and not come
+
+
+def _warn_if_not_synchronized(reference: weakref.ref[LocalSteps]) -> None:
+    """At the end of the program, say so if the parameters of this rank are its own."""
+    local = reference()
+    if local is not None and not local._is_synchronized:
+        warn(
+            "the program ends between two syncs, with other parameters on each rank: call sync() and then close() on all ranks",
+            stacklevel=1,
+        )
 
 
 def _check_optimizer(optimizer: Optimizer) -> None:

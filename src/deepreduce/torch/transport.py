@@ -7,9 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import cache
 from typing import Any
-from warnings import warn
 
 import numpy as np
 import torch
@@ -37,15 +35,13 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     return Gloo(gloo_between(members, timeout), members.index(dist.get_rank()), len(members))
 
 
-@cache
 def without_group() -> SingleRank:
-    """Return the transport of a process without a process group. Warns once if a launcher started several, as these would train apart."""
+    """Return the transport of a process without a process group. Refused where a launcher started several, as these would train apart."""
     processes = os.environ.get("WORLD_SIZE") or "1"
     if processes != "1":
-        warn(
-            f"WORLD_SIZE is {processes}, but there is no process group, so that every process trains by itself: "
-            "call torch.distributed.init_process_group first",
-            stacklevel=4,
+        raise ConfigError(
+            f"WORLD_SIZE is {processes}, but there is no process group, so that every process would train by itself: "
+            "call torch.distributed.init_process_group first"
         )
     return SingleRank()
 
@@ -210,8 +206,8 @@ class Gloo(Padded):
         if problem is not None:
             # Raised here, as the traceback of `error` would hold the backend, and so keep it open after `close`.
             raise PeerError(
-                f"{where}: a peer failed, is gone or is too slow ({problem}); on a machine with several network interfaces, "
-                "GLOO_SOCKET_IFNAME names the one to use"
+                f"{where}: a peer failed, is gone, is too slow or made no such call ({problem}); on a machine with several network "
+                "interfaces, GLOO_SOCKET_IFNAME names the one to use"
             )
 
 
