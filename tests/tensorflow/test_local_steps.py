@@ -6,6 +6,12 @@ import pytest
 import tensorflow as tf
 
 import deepreduce as dr
+from deepreduce.step.local import LocalTraining
+from deepreduce.step.policy import policy_of
+from deepreduce.step.reducer import ErrorFeedback, Reducer
+from deepreduce.step.residual import ResidualMemory
+from deepreduce.step.topology import AllGather
+from deepreduce.step.transport import SingleRank
 from deepreduce.tensorflow import DistributedOptimizer, enable_fit
 
 from .jobs import adam, batches, compressed, flat, network, sgd
@@ -51,6 +57,25 @@ def test_what_was_not_sent_is_where_the_memory_says(memory, between, at_the_sync
     assert weight.numpy().tolist() == ([-16, 0, 0] if memory == "none" else [-8, -12, 0])
     assert len(optimizer.stats().steps) == 2
     assert optimizer.stats().dense_bytes == 4 * 3 * 4  # four steps of three elements
+
+
+@pytest.mark.parametrize("memory", ["residual", "parameters", "none"])
+def test_steps_have_the_bits_of_the_core(memory):
+    spec, generator = "topr:0.1/rice/lloyd:1", np.random.default_rng(0)
+    optimizer = local(lambda: keras.optimizers.SGD(1.0), spec=spec, sends="updates", every=3, memory=memory, parameter_names=["w"])()
+    weight, expected = keras.Variable(np.ones((20, 30), np.float32)), np.ones((20, 30), np.float32)
+    kept = ResidualMemory() if memory != "none" else None
+    training = LocalTraining(Reducer(policy_of(spec, 16), AllGather()), ErrorFeedback(kept, None), every=3)
+    training.add_anchors({"w": expected})
+    for _ in range(10):
+        gradient = generator.standard_normal((20, 30), np.float32)
+        optimizer.apply([tf.constant(gradient)], [weight])
+        expected -= gradient
+        if training.count_step():
+            training.apply({"w": expected}, training.sync({"w": expected}, SingleRank())[0])
+            if memory == "parameters":
+                training.move_residuals_into_({"w": expected})
+        assert weight.numpy().tobytes() == expected.tobytes()
 
 
 def test_weights_that_are_set_after_a_sync_are_where_training_goes_on():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Literal, Self
 
@@ -129,9 +130,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         """Return the gradients, those that are sent as sums over all replicas."""
         sent = [index for index, pair in enumerate(zip(gradients, variables, strict=True)) if _is_sent(*pair)]
         numbers = [self._get_variable_index(variables[index]) for index in sent]
-        end = self._exchange(
-            numbers, [(gradients[index], variables[index]) for index in sent], lambda: [gradients[index] for index in sent]
-        )
+        like = [(gradients[index], variables[index]) for index in sent]
+        end = self._exchange(numbers, like, lambda: [gradients[index] for index in sent])
         results, changed = end(), []
         for index, number, (total, *kept) in zip(sent, numbers, results, strict=True):
             gradients[index] = total
@@ -166,8 +166,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         if not (self.built and self._has_own_variables):
             return
         if self._sync_graph is None:
-            graph = tf.function(lambda: self._strategy.run(self._sync_replica), autograph=False)
-            self._sync_graph = graph.__call__  # Keras would save the graph itself as a part of the optimizer
+            graph = tf.function(partial(self._strategy.run, self._sync_replica), autograph=False)
+            self._sync_graph = graph.__call__  # as Keras would save the graph itself with the optimizer
         self._sync_graph()
 
     @property
@@ -221,7 +221,8 @@ class DistributedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
                 values += [anchor, own, *(after for after in (later, owned) if after is not None)]
             return values
 
-        end = self._exchange(numbers, [(native(variables[number]), variables[number]) for number in numbers], changes, steps, due)
+        like = [(native(variables[number]), variables[number]) for number in numbers]
+        end = self._exchange(numbers, like, changes, steps, due)
         of_each = [(anchors[number], variables[number], *self._kept(number)) for number in numbers]
         targets = [self._since_sync, *(target for of_one in of_each for target in of_one if target is not None)]
         values = when(due, moved, [target.dtype for target in targets])
