@@ -13,7 +13,7 @@ import torch
 import deepreduce as dr
 from deepreduce.step import owner
 from deepreduce.torch import DeepReduceState, allreduce_
-from deepreduce.torch.transport import Gloo
+from deepreduce.torch.transport import Gloo, without_group
 
 from .ranks import run_ranks
 from .tasks import flat, hooked, train
@@ -234,5 +234,6 @@ def test_a_configuration_error_keeps_its_type():
 
 def test_processes_that_would_train_apart_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
+    without_group.cache_clear()
     with pytest.raises(dr.ConfigError, match="WORLD_SIZE is 2, but there is no process group"):
         allreduce_(torch.ones(3), DeepReduceState("dense"))

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ def connect(process_group: dist.ProcessGroup | None, timeout: timedelta | None) 
     return Gloo(gloo_between(members, timeout), members.index(dist.get_rank()), len(members))
 
 
+@cache
 def without_group() -> SingleRank:
     """Return the transport of a process without a process group. Refused where a launcher started several, as these would train apart."""
     processes = os.environ.get("WORLD_SIZE") or "1"
