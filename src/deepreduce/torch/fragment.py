@@ -24,6 +24,10 @@ from .trained import Trained
 from .views import view, wait_for
 
 _KEYS = {"names", "steps", "due_after", "syncs", "pending", "residuals_in_parameters"}
+_CHANGED = (
+    "parameters have changed since the last sync, but not by steps of the optimizer that LocalSteps were given: sync() undoes that until "
+    "that optimizer's next steps are sent. Was another optimizer made? close() these LocalSteps, and make new ones with the other"
+)
 
 
 class Fragment:
@@ -126,34 +130,24 @@ class Fragment:
         if cost is not None:
             self._stats.add(cost)
 
-    def end_step(self) -> None:
-        """Move residuals where they belong, and remember the parameters right after a sync."""
-        self._move_residuals_into_parameters()
-        self._versions = None if self.training.steps else self._versions_now()
-
     @torch.no_grad()
     def sync_without_steps(self, transport: Transport) -> None:
-        """Let all ranks have the same parameters where none took a step since the last sync; refuse them where they have not."""
+        """Let all ranks have the same parameters where none took a step since the last sync; refuse it where they have not."""
         if not self.names:
             return
         self._check_new_anchors(transport)
-        self._warn_of_changes()
-        self._move_residuals_out_of_parameters()
-        views = self._views()
-        check_equal(list(views), map(_digest, views.values()), transport, self.training.all_steps, synced=True)
+        is_changed = self._versions is None or self._versions != self._versions_now()
+        if is_changed and self._versions is not None and self._residuals_in_parameters:
+            warn(_CHANGED, stacklevel=3)
+        self.move_residuals_out_of_parameters()
+        is_same = are_equal(b"changed" if is_changed else b"unchanged", transport)
+        if is_changed or not is_same:
+            views = self._views()
+            check_equal(list(views), map(_digest, views.values()), transport, self.training.all_steps, synced=True)
 
-    def _warn_of_changes(self) -> None:
-        """Warn where the parameters are going to be set back to those of the last sync, though something has changed them."""
-        if self._versions is None or not self._residuals_in_parameters:
-            return
-        changed = [name for name, version in self._versions_now().items() if version != self._versions.get(name, version)]
-        if changed:
-            warn(
-                f"{changed[0]} has changed since the last sync, but not by a step of the optimizer that LocalSteps were given: sync() "
-                "undoes that until that optimizer's next steps are sent. Was another optimizer made? close() these LocalSteps, and make "
-                "new ones with the other",
-                stacklevel=4,
-            )
+    def remember_versions(self) -> None:
+        """Remember the parameters of a sync, to tell whether something else than steps has changed them when the next one comes."""
+        self._versions = None if self.training.steps else self._versions_now()
 
     def _versions_now(self) -> dict[str, int]:
         """Return by name how often parameters were written to."""
@@ -162,14 +156,14 @@ class Fragment:
     # What was not sent
 
     @torch.no_grad()
-    def _move_residuals_into_parameters(self) -> None:
+    def move_residuals_into_parameters(self) -> None:
         """After a sync, if they belong there and no exchange is under way."""
         if self._keeps_residuals_in_parameters and not self._residuals_in_parameters and self._pending is None:
             self.training.move_residuals_into_(self._views(frozen=False))
             self._residuals_in_parameters = True
 
     @torch.no_grad()
-    def _move_residuals_out_of_parameters(self) -> None:
+    def move_residuals_out_of_parameters(self) -> None:
         """If they are there."""
         if self._residuals_in_parameters:
             self.training.move_residuals_out_of_(self._views())

@@ -246,7 +246,8 @@ class LocalSteps:
                 self._finish()  # a state may have been loaded with exchanges under way
                 fragment.sync(self.transport)
         for fragment in self._fragments:
-            fragment.end_step()
+            fragment.move_residuals_into_parameters()
+            fragment.remember_versions()
 
     def _finish(self) -> None:
         for fragment in self._fragments:
@@ -256,8 +257,8 @@ class LocalSteps:
         """Bring all ranks to the same parameters now, such as before an evaluation: all ranks call it.
 
         Finishes the exchange that is under way, and then exchanges what was done since it began. All ranks have taken equally many steps,
-        as under DDP: a `PeerError` says where they have not. Where no step was taken since the last sync, digests of the parameters are
-        compared, and nothing else is sent; a `PeerError` says where something else has changed them.
+        as under DDP: a `PeerError` says where they have not. Where no step was taken since the last sync, nothing is sent, but the ranks
+        compare whether something else has changed their parameters: a `PeerError` says so.
         """
         if self._is_closed:
             raise InputError("these LocalSteps are closed: call sync() before close()")
@@ -269,6 +270,7 @@ class LocalSteps:
             else:
                 fragment.sync_without_steps(self.transport)
             fragment.training.restart()
+            fragment.remember_versions()
 
     def _add(self, new: Mapping[str, torch.nn.Parameter]) -> None:
         """Train these parameters too."""

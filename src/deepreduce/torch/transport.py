@@ -208,7 +208,7 @@ class Gloo(Padded):
         if problem is not None:
             # Raised here, as the traceback of `error` would hold the backend, and so keep it open after `close`.
             raise PeerError(
-                f"{where}: a peer failed, is gone, is too slow or made no such call ({problem}); on a machine with several network "
+                f"{where}: a peer failed, is gone or is too slow ({problem}), or does not make this call; with several network "
                 "interfaces, GLOO_SOCKET_IFNAME names the one to use"
             )
 
