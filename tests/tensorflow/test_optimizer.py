@@ -220,7 +220,7 @@ def test_the_replicas_of_a_worker_are_counted_together():
     steps = HostSteps(Reducer(policy_of("topr:1/raw/raw", 0), AllGather(), average=False), feedback=False, history=2)
     slot = Slot("weight", (3,), np.dtype(np.float32), sliced=False, has_residual=False, has_owned=False)
     for step in range(3):
-        frames = [steps.begin([slot], 2, step, rank, 1.0, np.float32([1, 2, 3]))[0] for rank in range(2)]
+        frames = [steps.begin([slot], 2, step, 1, rank, 1.0, np.float32([1, 2, 3]))[0] for rank in range(2)]
         for rank in range(2):
             np.testing.assert_array_equal(steps.finish(rank, np.concatenate(frames))[0], [0, 0, 6])
     stats = steps.stats
